@@ -1,0 +1,195 @@
+"""Every message of the control plane, as tagged MessagePack arrays.
+
+Bulk integers travel as one little-endian binary field (``ints.py``), never as lists of objects.
+``PROTOCOL_VERSION`` is sent in every Hello; a different one is refused by name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """Base of all messages: array-like, tagged with the class name, immutable."""
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
+    """How to pick tokens and when to stop; names and defaults follow SGLang.
+
+    ``stop`` strings are watched by the front end, which sends an Abort when one appears.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+# ----------------------------------------------------------------- front end -> coordinator
+
+
+class Generate(Message):
+    """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes."""
+
+    uid: int
+    input_ids: bytes
+    sampling: SamplingParams
+
+
+class Abort(Message):
+    """End a request early; tokens already on their way are dropped."""
+
+    uid: int
+
+
+class Stop(Message):
+    """End the receiving process in an orderly way (also coordinator -> worker)."""
+
+
+class RankLost(Message):
+    """Launcher -> coordinator: the process of ``rank`` is gone (``reason`` is a sentence)."""
+
+    rank: int
+    reason: str
+
+
+class GetStats(Message):
+    """Front end -> coordinator: send one Stats."""
+
+
+# ----------------------------------------------------------------- coordinator -> front end
+
+
+class Started(Message):
+    """Every rank is ready; limits that requests are checked against, in tokens."""
+
+    kv_tokens_per_rank: int
+    max_total_tokens: int
+
+
+class Tokens(Message):
+    """New tokens of one committed step, in uid order.
+
+    ``uids`` int64, ``tokens`` int32, ``finished`` int8 (see FinishReason): one entry per token.
+    """
+
+    step: int
+    uids: bytes
+    tokens: bytes
+    finished: bytes
+
+
+class Rejected(Message):
+    """The request was not run; ``reason`` is a sentence for the user."""
+
+    uid: int
+    reason: str
+
+
+class Failed(Message):
+    """The run cannot go on; every open request ends with ``reason``. ``rank`` is -1 if none."""
+
+    rank: int
+    reason: str
+
+
+class Stats(Message):
+    """Counters since start; times in milliseconds, one JSON object of plain numbers."""
+
+    values: dict[str, float]
+
+
+# ----------------------------------------------------------------- coordinator -> workers
+
+
+class Admit(msgspec.Struct, array_like=True, frozen=True):
+    """A request enters a slot. ``tokens`` (int32 bytes) are its prompt and, after a retraction,
+    what it had generated; ``generated`` says how many of them those are."""
+
+    slot: int
+    uid: int
+    tokens: bytes
+    generated: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+
+
+class StepPlan(Message):
+    """What one attention rank does in ``step``, as a delta to its slot table (see replica.py).
+
+    Applied in this order: ``retired`` slots (int32) are dropped; ``admitted`` enter; ``pages`` are
+    appended ((slot, page) pairs, int32). Then the step runs, rows in uid order:
+      - a slot listed in ``extend`` ((slot, n_tokens) pairs, int32) runs its next n prompt tokens,
+        and samples if that completes the prompt;
+      - a slot whose prompt is not complete and that is not listed rests;
+      - every other slot decodes one token, taken from the worker's token pool.
+    """
+
+    step: int
+    lanes: int
+    retired: bytes = b""
+    admitted: tuple[Admit, ...] = ()
+    pages: bytes = b""
+    extend: bytes = b""
+
+
+class FfnStep(Message):
+    """One launch of an FFN rank: which attention ranks (int32 bytes) take part, how many lanes."""
+
+    step: int
+    lanes: int
+    attention_ranks: bytes
+
+
+# ----------------------------------------------------------------- workers -> coordinator
+
+
+class Hello(Message):
+    """First message of a worker: ``role`` is "attention" or "ffn"; rank is global."""
+
+    version: int
+    role: str
+    rank: int
+    pid: int
+
+
+class Ready(Message):
+    """The worker has loaded its weights. ``pages`` is its KV capacity (0 for FFN ranks)."""
+
+    rank: int
+    pages: int
+
+
+class StepResult(Message):
+    """Sampled tokens of a step (int32, in row order, sampling rows only) and where time went."""
+
+    step: int
+    rank: int
+    tokens: bytes
+    busy_us: int
+    wait_us: int
+    bytes_out: int
+    bytes_back: int
+
+
+class FfnResult(Message):
+    """An FFN rank finished a step."""
+
+    step: int
+    rank: int
+    busy_us: int
+    wait_us: int
+
+
+class WorkerFailed(Message):
+    """A worker cannot go on; it ends after this message."""
+
+    rank: int
+    reason: str
