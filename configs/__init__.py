@@ -1,0 +1,1 @@
+"""Presets (model x topology) and hardware profiles: data files, read as package resources."""
