@@ -1,0 +1,88 @@
+// Packed weights and the tile GEMM: y = x W^T with float32 accumulation.
+//
+// Numerics. Each output is one chain of fused multiply-adds over k, ascending, from zero; batch and
+// tile shape do not enter, so a row's result is bit-identical in any batch on one machine. At
+// Isa::Avx512Bf16 a BF16 matrix multiplies bf16 pairs: activations are rounded to bf16 (nearest
+// even) and k advances by two a step, in the order vdpbf16ps defines; subnormals flush to zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "megamoe/cpu/isa.h"
+
+namespace megamoe::cpu {
+
+enum class WeightType { BF16 = 0, FP32 = 1 };
+
+inline float bf16_to_f32(uint16_t bits) {
+  const uint32_t word = uint32_t{bits} << 16;
+  float value;
+  __builtin_memcpy(&value, &word, sizeof(value));
+  return value;
+}
+
+// Round to nearest even; NaN stays NaN.
+inline uint16_t f32_to_bf16(float value) {
+  uint32_t word;
+  __builtin_memcpy(&word, &value, sizeof(word));
+  if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((word >> 16) | 0x40u);
+  return static_cast<uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+}
+
+struct GemmCall;
+
+// A weight [rows, cols] in panels of kPanel rows (output columns), each panel k-major, 64-byte
+// aligned and padded with zeros. Unloaded rows are zero. Loading is not thread-safe.
+class PackedMatrix {
+ public:
+  static constexpr int kPanel = 32;
+
+  // Throws std::invalid_argument if a size is not positive, std::bad_alloc if memory is short.
+  PackedMatrix(int rows, int cols, WeightType type);
+
+  // Rows [first_row, first_row + n_rows) from w [n_rows, cols]; std::out_of_range if they do not
+  // fit.
+  void load_f32(int first_row, const float* w, int n_rows);
+  void load_bf16(int first_row, const uint16_t* w, int n_rows);
+
+  // out[cols] = W[row], exactly as stored.
+  void gather_row(int row, float* out) const;
+
+  int rows() const { return rows_; }
+  int cols() const { return cols_; }
+  int panels() const { return (rows_ + kPanel - 1) / kPanel; }
+  WeightType type() const { return type_; }
+  size_t bytes() const { return panel_bytes_ * panels(); }
+  size_t panel_bytes() const { return panel_bytes_; }
+  const std::byte* panel(int index) const { return data_.get() + panel_bytes_ * index; }
+
+ private:
+  friend void gemm_rows(const float* const*, float* const*, int, const PackedMatrix&, int, int,
+                        bool);
+  enum class Layout { Fp32, Bf16, Bf16Pairs };
+  struct Unmap {
+    size_t bytes;
+    void operator()(std::byte* data) const;
+  };
+
+  size_t element_offset(int row, int k) const;
+  template <class T, class Convert>
+  void load(int first_row, const T* w, int n_rows, Convert convert);
+
+  int rows_;
+  int cols_;
+  WeightType type_;
+  Layout layout_;
+  void (*kernel_)(const GemmCall&);
+  size_t panel_bytes_;
+  std::unique_ptr<std::byte, Unmap> data_;
+};
+
+// y[i][c] (+)= sum over k of x[i][k] * W[c][k] for the columns c of panels [panel_begin,
+// panel_end) and i in [0, m). Rows of x and y need no alignment and may lie anywhere.
+void gemm_rows(const float* const* x, float* const* y, int m, const PackedMatrix& w,
+               int panel_begin, int panel_end, bool accumulate);
+
+}  // namespace megamoe::cpu

@@ -1,0 +1,80 @@
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "megamoe/cpu/gemm_kernels.h"
+#include "megamoe/cpu/isa.h"
+
+MEGAMOE_TARGET("avx512bf16," MEGAMOE_AVX512_FEATURES)
+#include "megamoe/cpu/simd_avx512.h"
+// The tiles need the vectors above.
+#include "megamoe/cpu/gemm_tiles.h"
+
+namespace megamoe::cpu {
+namespace {
+
+// Two k a step: a 32-bit word holds the bf16 pair of one column, or of one activation row.
+struct Bf16PairStep {
+  using Activation = uint32_t;
+  using Factor = __m512bh;
+  using Operand = __m512bh;
+  static constexpr size_t kBytes = 64 * sizeof(uint16_t);
+  static void load(const std::byte* step, int, Operand& low, Operand& high) {
+    low = (__m512bh)_mm512_load_si512(step);
+    high = (__m512bh)_mm512_load_si512(step + 64);
+  }
+  static Factor broadcast(const Activation* x) {
+    return (__m512bh)_mm512_set1_epi32(static_cast<int>(*x));
+  }
+  static simd::f32 multiply(Factor x, Operand w, simd::f32 sum) {
+    return _mm512_dpbf16_ps(sum, x, w);
+  }
+};
+
+// Rounds a row to bf16, nearest even; pads an odd length with a zero.
+void round_row(const float* x, int cols, uint32_t* pairs) {
+  uint16_t* out = reinterpret_cast<uint16_t*>(pairs);
+  int k = 0;
+  for (; k + 16 <= cols; k += 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k),
+                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + k)));
+  }
+  if (k < cols) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << (cols - k)) - 1);
+    const __mmask16 padded = static_cast<__mmask16>((1u << (cols - k + cols % 2)) - 1);
+    const __m256i last = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + k));
+    _mm256_mask_storeu_epi16(out + k, padded, last);
+  }
+}
+
+void gemm_pairs(const GemmCall& call) {
+  const int steps = (call.cols + 1) / 2;
+  const int block = block_rows(steps, sizeof(uint32_t));
+  const int rows = call.m < block ? call.m : block;
+  // An odd number of cache lines a row keeps the rows of a tile out of one another's cache sets.
+  const size_t stride = (static_cast<size_t>(steps) + 15) / 16 * 16 + 16;
+  const std::unique_ptr<uint32_t[]> pairs(new uint32_t[stride * rows]);
+  const std::unique_ptr<const uint32_t*[]> x(new const uint32_t*[rows]);
+  for (int first = 0; first < call.m; first += block) {
+    const int m = call.m - first < block ? call.m - first : block;
+    for (int r = 0; r < m; ++r) {
+      round_row(call.x[first + r], call.cols, pairs.get() + stride * r);
+      x[r] = pairs.get() + stride * r;
+    }
+    block_gemm<Bf16PairStep>(call, x.get(), call.y + first, m, steps);
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::cpu
+MEGAMOE_TARGET_END
+
+namespace megamoe::cpu {
+
+GemmKernels gemm_avx512bf16() { return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_pairs}; }
+
+}  // namespace megamoe::cpu
+#endif

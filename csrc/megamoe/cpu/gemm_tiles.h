@@ -1,0 +1,154 @@
+// The tile GEMM, written once over the vectors of a simd_*.h header.
+// Included once per translation unit, inside the target region.
+#pragma once
+
+namespace megamoe::cpu {
+namespace {
+
+// A panel step: how the 32 columns of one k (or pair of k) are stored and multiplied. `half` is the
+// first lane within the panel's lower half; the tile covers lanes half.. and 16 + half..
+struct Fp32Step {
+  using Activation = float;
+  using Factor = simd::f32;
+  using Operand = simd::f32;
+  static constexpr int kDepth = 1;
+  static constexpr size_t kBytes = 32 * sizeof(float);
+  static void load(const std::byte* step, int half, Operand& low, Operand& high) {
+    const float* w = reinterpret_cast<const float*>(step);
+    low = simd::load(w + half);
+    high = simd::load(w + 16 + half);
+  }
+  static Factor broadcast(const Activation* x) { return simd::set1(*x); }
+  static simd::f32 multiply(Factor x, Operand w, simd::f32 sum) { return simd::fma(x, w, sum); }
+};
+
+struct Bf16Step : Fp32Step {
+  static constexpr size_t kBytes = 32 * sizeof(uint16_t);
+  static void load(const std::byte* step, int half, Operand& low, Operand& high) {
+    simd::load_bf16_halves(reinterpret_cast<const uint32_t*>(step) + half, low, high);
+  }
+};
+
+// MR rows by NP panels; every sum is one chain over ascending k.
+template <class Step, int MR, int NP>
+inline void tile(const GemmCall& call, const typename Step::Activation* const* x, float* const* y,
+                 int panel, int half, int steps) {
+  constexpr size_t kAheadBytes = 1024;
+  simd::f32 sums[MR][NP][2];
+#pragma GCC unroll 64
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 64
+    for (int p = 0; p < NP; ++p) sums[r][p][0] = sums[r][p][1] = simd::set1(0.0f);
+  }
+  const typename Step::Activation* rows[MR];
+#pragma GCC unroll 64
+  for (int r = 0; r < MR; ++r) rows[r] = x[r];
+  const std::byte* panels = call.first_panel + call.panel_bytes * (panel - call.panel_begin);
+  const size_t panel_bytes = call.panel_bytes;
+  for (int k = 0; k < steps; ++k) {
+    typename Step::Operand w[NP][2];
+#pragma GCC unroll 64
+    for (int p = 0; p < NP; ++p) {
+      const std::byte* step = panels + p * panel_bytes;
+      Step::load(step, half, w[p][0], w[p][1]);
+      __builtin_prefetch(step + kAheadBytes);
+      if constexpr (Step::kBytes > 64) __builtin_prefetch(step + kAheadBytes + 64);
+    }
+    panels += Step::kBytes;
+#pragma GCC unroll 64
+    for (int r = 0; r < MR; ++r) {
+      const typename Step::Factor factor = Step::broadcast(rows[r] + k);
+#pragma GCC unroll 64
+      for (int p = 0; p < NP; ++p) {
+        sums[r][p][0] = Step::multiply(factor, w[p][0], sums[r][p][0]);
+        sums[r][p][1] = Step::multiply(factor, w[p][1], sums[r][p][1]);
+      }
+    }
+  }
+#pragma GCC unroll 64
+  for (int p = 0; p < NP; ++p) {
+    const int column = (panel + p) * 32;
+    const int width = call.rows - column < 32 ? call.rows - column : 32;
+#pragma GCC unroll 64
+    for (int r = 0; r < MR; ++r) {
+      for (int h = 0; h < 2; ++h) {
+        const int lane = 16 * h + half;
+        float* out = y[r] + column + lane;
+        const simd::f32 sum = sums[r][p][h];
+        if (lane + simd::kLanes <= width) {
+          simd::store(out, call.accumulate ? simd::load(out) + sum : sum);
+          continue;
+        }
+        float lanes[simd::kLanes];
+        simd::store(lanes, sum);
+        for (int i = 0; i < width - lane; ++i)
+          out[i] = call.accumulate ? out[i] + lanes[i] : lanes[i];
+      }
+    }
+  }
+}
+
+// Rows of a register tile: two vectors a row, two for the weights, one for the activation.
+inline constexpr int kTileRows = simd::kLanes == 16 ? 12 : 6;
+
+template <class Step, int MR>
+inline void row_tile(const GemmCall& call, const typename Step::Activation* const* x,
+                     float* const* y, int steps, int panel_begin, int panel_end) {
+  // Few rows have few chains: several panels at a time hide the latency of the multiply-add.
+  constexpr int kPanels = MR == 1 ? 4 : MR <= 3 ? 2 : 1;
+  for (int half = 0; half < 16; half += simd::kLanes) {
+    int panel = panel_begin;
+    if constexpr (simd::kLanes == 16 && kPanels > 1) {
+      for (; panel + kPanels <= panel_end; panel += kPanels) {
+        tile<Step, MR, kPanels>(call, x, y, panel, half, steps);
+      }
+    }
+    for (; panel < panel_end; ++panel) tile<Step, MR, 1>(call, x, y, panel, half, steps);
+  }
+}
+
+template <class Step, int MR = kTileRows>
+inline void row_tile_of(int mr, const GemmCall& call, const typename Step::Activation* const* x,
+                        float* const* y, int steps, int panel_begin, int panel_end) {
+  if constexpr (MR > 1) {
+    if (mr < MR) {
+      return row_tile_of<Step, MR - 1>(mr, call, x, y, steps, panel_begin, panel_end);
+    }
+  }
+  row_tile<Step, MR>(call, x, y, steps, panel_begin, panel_end);
+}
+
+// A block of rows whose activations stay in the second-level cache while panels stream by.
+template <class Step>
+void block_gemm(const GemmCall& call, const typename Step::Activation* const* x, float* const* y,
+                int m, int steps) {
+  const int tiles = (m + kTileRows - 1) / kTileRows;
+  if (tiles == 1) {
+    return row_tile_of<Step>(m, call, x, y, steps, call.panel_begin, call.panel_end);
+  }
+  for (int panel = call.panel_begin; panel < call.panel_end; ++panel) {
+    for (int t = 0; t < tiles; ++t) {
+      const int first = static_cast<int>(static_cast<int64_t>(m) * t / tiles);
+      const int last = static_cast<int>(static_cast<int64_t>(m) * (t + 1) / tiles);
+      row_tile_of<Step>(last - first, call, x + first, y + first, steps, panel, panel + 1);
+    }
+  }
+}
+
+inline int block_rows(int cols, size_t activation_bytes) {
+  constexpr size_t kBlockBytes = 384 * 1024;
+  const size_t rows = kBlockBytes / (static_cast<size_t>(cols) * activation_bytes);
+  return static_cast<int>(rows / kTileRows * kTileRows) + kTileRows;
+}
+
+template <class Step>
+void gemm(const GemmCall& call) {
+  const int block = block_rows(call.cols, sizeof(float));
+  for (int first = 0; first < call.m; first += block) {
+    const int m = call.m - first < block ? call.m - first : block;
+    block_gemm<Step>(call, call.x + first, call.y + first, m, call.cols);
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::cpu
