@@ -1,5 +1,8 @@
-#The GEMM.Every file of a higher level switches its instruction set on by itself(isa.h).
-list(APPEND AFD_CORE_SOURCES csrc / megamoe / cpu / gemm_isa.cpp csrc / megamoe / cpu /
-     gemm_packed.cpp csrc / megamoe / cpu / gemm_portable.cpp csrc / megamoe / cpu /
-     gemm_avx2.cpp csrc / megamoe / cpu / gemm_avx512.cpp csrc / megamoe / cpu /
-     gemm_avx512bf16.cpp)
+# The GEMM. Every file of a higher level switches its instruction set on by itself (isa.h).
+list(APPEND AFD_CORE_SOURCES
+  csrc/megamoe/cpu/gemm_isa.cpp
+  csrc/megamoe/cpu/gemm_packed.cpp
+  csrc/megamoe/cpu/gemm_portable.cpp
+  csrc/megamoe/cpu/gemm_avx2.cpp
+  csrc/megamoe/cpu/gemm_avx512.cpp
+  csrc/megamoe/cpu/gemm_avx512bf16.cpp)
