@@ -1,12 +1,15 @@
 #if defined(__x86_64__)
+// GCC 12 warns about the deliberately undefined operands of its own header (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "megamoe/cpu/gemm_kernels.h"
 #include "megamoe/cpu/isa.h"
+#include "megamoe/cpu/scratch.h"
 
 MEGAMOE_TARGET("avx512bf16," MEGAMOE_AVX512_FEATURES)
 #include "megamoe/cpu/simd_avx512.h"
@@ -56,8 +59,8 @@ void gemm_pairs(const GemmCall& call) {
   const int rows = call.m < block ? call.m : block;
   // An odd number of cache lines a row keeps the rows of a tile out of one another's cache sets.
   const size_t stride = (static_cast<size_t>(steps) + 15) / 16 * 16 + 16;
-  const std::unique_ptr<uint32_t[]> pairs(new uint32_t[stride * rows]);
-  const std::unique_ptr<const uint32_t*[]> x(new const uint32_t*[rows]);
+  const Scratch<uint32_t> pairs(stride * rows);
+  const Scratch<const uint32_t*> x(rows);
   for (int first = 0; first < call.m; first += block) {
     const int m = call.m - first < block ? call.m - first : block;
     for (int r = 0; r < m; ++r) {

@@ -76,7 +76,7 @@ inline void tile(const GemmCall& call, const typename Step::Activation* const* x
         float* out = y[r] + column + lane;
         const simd::f32 sum = sums[r][p][h];
         if (lane + simd::kLanes <= width) {
-          simd::store(out, call.accumulate ? simd::load(out) + sum : sum);
+          simd::store(out, call.accumulate ? simd::add(simd::load(out), sum) : sum);
           continue;
         }
         float lanes[simd::kLanes];
@@ -98,7 +98,7 @@ inline void row_tile(const GemmCall& call, const typename Step::Activation* cons
   constexpr int kPanels = MR == 1 ? 4 : MR <= 3 ? 2 : 1;
   for (int half = 0; half < 16; half += simd::kLanes) {
     int panel = panel_begin;
-    if constexpr (simd::kLanes == 16 && kPanels > 1) {
+    if constexpr (kPanels > 1) {
       for (; panel + kPanels <= panel_end; panel += kPanels) {
         tile<Step, MR, kPanels>(call, x, y, panel, half, steps);
       }

@@ -8,7 +8,6 @@ namespace simd {
 
 inline constexpr int kLanes = 8;
 using f32 = __m256;
-using i32 = __m256i;
 
 inline f32 load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, f32 v) { _mm256_storeu_ps(p, v); }
@@ -47,8 +46,20 @@ inline f32 sum_rows(const f32 (&rows)[8]) {
 inline f32 round(f32 a) {
   return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline i32 to_i32(f32 a) { return _mm256_cvtps_epi32(a); }
-inline f32 as_f32(i32 a) { return _mm256_castsi256_ps(a); }
+inline f32 power_of_two(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+// a * 2^n for integral n in [-252, 254]: in two factors, so that neither leaves the normal range.
+inline f32 scale(f32 a, f32 n) {
+  const __m256i whole = _mm256_cvtps_epi32(n);
+  const __m256i half = _mm256_srai_epi32(whole, 1);
+  return _mm256_mul_ps(_mm256_mul_ps(a, power_of_two(half)),
+                       power_of_two(_mm256_sub_epi32(whole, half)));
+}
+inline f32 add(f32 a, f32 b) { return _mm256_add_ps(a, b); }
+inline f32 sub(f32 a, f32 b) { return _mm256_sub_ps(a, b); }
+inline f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
+inline f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
 
 }  // namespace simd
 }  // namespace

@@ -8,7 +8,6 @@ namespace simd {
 
 inline constexpr int kLanes = 16;
 using f32 = __m512;
-using i32 = __m512i;
 
 inline f32 load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, f32 v) { _mm512_storeu_ps(p, v); }
@@ -56,8 +55,12 @@ inline f32 sum_rows(const f32 (&rows)[16]) {
 inline f32 round(f32 a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline i32 to_i32(f32 a) { return _mm512_cvtps_epi32(a); }
-inline f32 as_f32(i32 a) { return _mm512_castsi512_ps(a); }
+// a * 2^n for integral n, rounded once.
+inline f32 scale(f32 a, f32 n) { return _mm512_scalef_ps(a, n); }
+inline f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
+inline f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
+inline f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
+inline f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
 
 }  // namespace simd
 }  // namespace

@@ -30,7 +30,6 @@ inline f32 fma(f32 a, f32 b, f32 c) {
 }
 inline f32 max(f32 a, f32 b) { return a > b ? a : b; }
 inline f32 min(f32 a, f32 b) { return a < b ? a : b; }
-inline i32 as_i32(f32 a) { return reinterpret_cast<i32>(a); }
 inline f32 as_f32(i32 a) { return reinterpret_cast<f32>(a); }
 // Words that hold two bf16: the value in the low half, and the one in the high half.
 inline void load_bf16_halves(const uint32_t* p, f32& low, f32& high) {
@@ -55,7 +54,16 @@ inline f32 round(f32 a) {
   const f32 magic = set1(12582912.0f);
   return (a + magic) - magic;
 }
-inline i32 to_i32(f32 a) { return __builtin_convertvector(a, i32); }
+// a * 2^n for integral n in [-252, 254]: in two factors, so that neither leaves the normal range.
+inline f32 scale(f32 a, f32 n) {
+  const i32 whole = __builtin_convertvector(n, i32);
+  const i32 half = whole >> 1;
+  return a * as_f32((half + 127) << 23) * as_f32((whole - half + 127) << 23);
+}
+inline f32 add(f32 a, f32 b) { return a + b; }
+inline f32 sub(f32 a, f32 b) { return a - b; }
+inline f32 mul(f32 a, f32 b) { return a * b; }
+inline f32 div(f32 a, f32 b) { return a / b; }
 
 }  // namespace simd
 }  // namespace

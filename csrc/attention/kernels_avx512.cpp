@@ -1,0 +1,33 @@
+#if defined(__x86_64__)
+// GCC 12 warns about the deliberately undefined operands of its own header (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "attention/kernels.h"
+#include "megamoe/cpu/isa.h"
+#include "megamoe/cpu/scratch.h"
+
+MEGAMOE_TARGET(MEGAMOE_AVX512_FEATURES)
+#include "megamoe/cpu/simd_avx512.h"
+// The kernels need the vectors above.
+#include "attention/vector_math.h"
+// The rest needs the mathematics.
+#include "attention/row_kernels.h"
+#include "attention/sweep_kernel.h"
+MEGAMOE_TARGET_END
+
+namespace attention {
+
+const Kernels& kernels_avx512() {
+  static const Kernels table{rms_norm, add_rms_norm, rope,    silu_mul, sigmoid_row,
+                             max_row,  find,         exp_sum, mix,      sweep};
+  return table;
+}
+
+}  // namespace attention
+#endif

@@ -1,0 +1,23 @@
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "attention/kernels.h"
+#include "megamoe/cpu/isa.h"
+#include "megamoe/cpu/scratch.h"
+#include "megamoe/cpu/simd_portable.h"
+// The kernels need the vectors above.
+#include "attention/vector_math.h"
+// The rest needs the mathematics.
+#include "attention/row_kernels.h"
+#include "attention/sweep_kernel.h"
+
+namespace attention {
+
+const Kernels& kernels_portable() {
+  static const Kernels table{rms_norm, add_rms_norm, rope,    silu_mul, sigmoid_row,
+                             max_row,  find,         exp_sum, mix,      sweep};
+  return table;
+}
+
+}  // namespace attention
