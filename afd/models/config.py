@@ -1,0 +1,209 @@
+"""A model's shape, parsed strictly from a Hugging Face config.json.
+
+A field that this engine does not know, or knows with another value, is refused: a wrong guess would
+come out as wrong text.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from afd.errors import CheckpointError, UnsupportedModelError
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Shapes in elements; ``moe_layers`` lists the decoder layers that have experts, ascending."""
+
+    architecture: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    norm_eps: float
+    vocab: int
+    tie_embeddings: bool
+    experts: int
+    top_k: int
+    expert_width: int
+    dense_width: int
+    moe_layers: tuple[int, ...]
+    renormalize: bool
+    max_position_tokens: int
+    eos_token_ids: tuple[int, ...]
+    fp8_block: tuple[int, int] | None = None
+
+    @property
+    def q_width(self) -> int:
+        """Elements of all query heads of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of all key heads of a token."""
+        return self.kv_heads * self.head_dim
+
+
+# Fields that change no result of inference, or that restate a tensor's shape.
+_INERT = frozenset(
+    """
+    architectures model_type transformers_version torch_dtype dtype _name_or_path use_cache
+    bos_token_id eos_token_id pad_token_id initializer_range attention_dropout
+    router_aux_loss_coef output_router_logits output_attentions output_hidden_states return_dict
+    router_jitter_noise max_window_layers auto_map id2label label2id problem_type chunk_size_feed_forward
+    is_encoder_decoder num_mtp_modules mtp_transformer_layers use_mtp layernorm_full_attention_beta
+    layernorm_linear_attention_beta layernorm_mlp_beta _attn_implementation_autoset pretraining_tp
+    sliding_window max_window_layers head_dim num_local_experts num_experts
+    """.split()
+)
+
+# Fields that must have one of these values if present.
+_REQUIRED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "tie_encoder_decoder": (False,),
+    "is_decoder": (False, True),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+}
+
+
+class Fields:
+    """A config.json being read; ``finish`` refuses whatever nobody asked for."""
+
+    def __init__(self, values: dict[str, Any], architecture: str) -> None:
+        self._values = values
+        self._seen: set[str] = set()
+        self.architecture = architecture
+
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """An integer field; raises UnsupportedModelError if missing, not one, or too small."""
+        value = self.optional(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UnsupportedModelError(
+                f"config.json: {name} must be an integer of at least {least}, not {value!r}"
+            )
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self.optional(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise UnsupportedModelError(
+                f"config.json: {name} must be a positive number, not {value!r}"
+            )
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A true/false field."""
+        value = self.optional(name, default)
+        if not isinstance(value, bool):
+            raise UnsupportedModelError(f"config.json: {name} must be true or false, not {value!r}")
+        return value
+
+    def optional(self, name: str, default: Any = None) -> Any:
+        """The value, or the default if missing or null."""
+        self._seen.add(name)
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def require(self, name: str, *allowed: Any) -> None:
+        """Refuses any other value of a field that may be missing."""
+        self._seen.add(name)
+        if name in self._values and self._values[name] not in allowed:
+            shown = " or ".join(json.dumps(a) for a in allowed)
+            raise UnsupportedModelError(
+                f"config.json: {name} = {json.dumps(self._values[name])} is not supported for "
+                f"{self.architecture}; only {shown} is"
+            )
+
+    def finish(self) -> None:
+        """Raises UnsupportedModelError for a field nobody read that carries a value."""
+        for name, allowed in _REQUIRED.items():
+            self.require(name, *allowed)
+        for name, value in self._values.items():
+            empty = value is None or value is False or value in (0, "", [], {})
+            if name not in self._seen and name not in _INERT and not empty:
+                raise UnsupportedModelError(
+                    f"config.json: field {name} = {json.dumps(value)[:80]} is not known for "
+                    f"{self.architecture}; remove it if it changes nothing at inference"
+                )
+
+
+def rope(fields: Fields, head_dim: int) -> tuple[float, int]:
+    """(theta, rotary_dim) from either generation of the rope fields.
+
+    ``rope_parameters`` (Transformers 5) or ``rope_theta`` + ``rope_scaling`` +
+    ``partial_rotary_factor`` / ``rotary_dim``. Only the default rope type is served.
+    """
+    parameters = fields.optional("rope_parameters", {})
+    scaling = fields.optional("rope_scaling", {})
+    for source in (parameters, scaling):
+        kind = source.get("rope_type", source.get("type", "default"))
+        if kind != "default":
+            raise UnsupportedModelError(
+                f"config.json: rope type {kind!r} is not supported, only 'default' is"
+            )
+    extra = set(parameters) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if extra:
+        raise UnsupportedModelError(f"config.json: rope_parameters.{extra.pop()} is not supported")
+    theta = parameters.get("rope_theta", fields.optional("rope_theta"))
+    if theta is None:
+        raise UnsupportedModelError("config.json: rope_theta is missing")
+    factor = parameters.get("partial_rotary_factor", fields.optional("partial_rotary_factor"))
+    rotary_dim = fields.optional("rotary_dim")
+    if factor is not None:
+        rotary_dim = int(head_dim * factor)
+    elif rotary_dim is None:
+        rotary_dim = head_dim
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise UnsupportedModelError(
+            f"config.json: rotary_dim {rotary_dim} must be even and within head_dim {head_dim}"
+        )
+    return float(theta), rotary_dim
+
+
+def fp8_block(fields: Fields) -> tuple[int, int] | None:
+    """The (rows, columns) of an FP8 scale block, or None for an unquantised checkpoint."""
+    quantization = fields.optional("quantization_config")
+    if quantization is None:
+        return None
+    method = quantization.get("quant_method")
+    block = quantization.get("weight_block_size")
+    if method != "fp8" or not isinstance(block, list) or len(block) != 2:
+        raise UnsupportedModelError(
+            f"config.json: quantization {method!r} with weight_block_size {block!r} is not "
+            "supported; only fp8 with a two-dimensional weight_block_size is"
+        )
+    return int(block[0]), int(block[1])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; raises CheckpointError in one sentence."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return value
+
+
+def eos_token_ids(fields: Fields, generation: dict[str, Any]) -> tuple[int, ...]:
+    """Every EOS id of the model: config.json's and generation_config.json's, ascending."""
+    ids: set[int] = set()
+    for value in (fields.optional("eos_token_id"), generation.get("eos_token_id")):
+        if isinstance(value, int):
+            ids.add(value)
+        elif isinstance(value, list):
+            ids.update(value)
+    return tuple(sorted(ids))
