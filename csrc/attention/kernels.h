@@ -44,6 +44,8 @@ struct Kernels {
   float (*max)(const float* x, int width);
   // The first index that holds `value`; width if none does.
   int (*find)(const float* x, float value, int width);
+  // Writes the indices of the elements >= threshold to out [width], ascending; returns how many.
+  int (*at_least)(const float* x, float threshold, int width, int32_t* out);
   // out = exp((x - shift) * scale); returns the sum of out.
   float (*exp_sum)(const float* x, float shift, float scale, float* out, int width);
   // out = a * x + b * y; out may be x.

@@ -15,14 +15,16 @@ MEGAMOE_TARGET(MEGAMOE_AVX2_FEATURES)
 #include "attention/vector_math.h"
 // The rest needs the mathematics.
 #include "attention/row_kernels.h"
+#include "attention/sweep_tiles.h"
+// The loop needs the tiles.
 #include "attention/sweep_kernel.h"
 MEGAMOE_TARGET_END
 
 namespace attention {
 
 const Kernels& kernels_avx2() {
-  static const Kernels table{rms_norm, add_rms_norm, rope,    silu_mul, sigmoid_row,
-                             max_row,  find,         exp_sum, mix,      sweep};
+  static const Kernels table{rms_norm, add_rms_norm, rope,    silu_mul, sigmoid_row, max_row,
+                             find,     at_least,     exp_sum, mix,      sweep};
   return table;
 }
 

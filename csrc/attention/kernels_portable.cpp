@@ -10,13 +10,15 @@
 #include "attention/vector_math.h"
 // The rest needs the mathematics.
 #include "attention/row_kernels.h"
+#include "attention/sweep_tiles.h"
+// The loop needs the tiles.
 #include "attention/sweep_kernel.h"
 
 namespace attention {
 
 const Kernels& kernels_portable() {
-  static const Kernels table{rms_norm, add_rms_norm, rope,    silu_mul, sigmoid_row,
-                             max_row,  find,         exp_sum, mix,      sweep};
+  static const Kernels table{rms_norm, add_rms_norm, rope,    silu_mul, sigmoid_row, max_row,
+                             find,     at_least,     exp_sum, mix,      sweep};
   return table;
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kGroupRows = 16;     // consecutive rows of a slot that share one read of the cache
 constexpr int kGroupQueries = 64;  // bounds the working set of a sweep to the first-level caches
-constexpr int64_t kInlineMultiplies = 1 << 16;  // less work than waking a thread takes
+constexpr int64_t kInlineMultiplies = 1 << 18;  // less work than waking a thread takes
 
 // Rows [first, first + count) of one slot.
 struct RowGroup {

@@ -86,17 +86,36 @@ float max_row(const float* x, int width) {
   return exact;
 }
 
+// Whether any of `count` elements passes. Without an early exit the compiler makes vectors of it.
+template <class Test>
+inline bool any_of(const float* x, int count, Test&& test) {
+  int found = 0;
+  for (int i = 0; i < count; ++i) found |= test(x[i]);
+  return found != 0;
+}
+
+constexpr int kStretch = 128;
+
 int find(const float* x, float value, int width) {
-  constexpr int kStretch = 256;
+  const auto equal = [value](float v) { return v == value; };
   int i = 0;
-  // Without an early exit the compiler makes vectors of the comparison.
-  for (; i + kStretch <= width; i += kStretch) {
-    int found = 0;
-    for (int j = 0; j < kStretch; ++j) found |= x[i + j] == value;
-    if (found) break;
-  }
+  while (i + kStretch <= width && !any_of(x + i, kStretch, equal)) i += kStretch;
   while (i < width && x[i] != value) ++i;
   return i;
+}
+
+int at_least(const float* x, float threshold, int width, int32_t* out) {
+  const auto passes = [threshold](float v) { return v >= threshold; };
+  int count = 0;
+  for (int first = 0; first < width; first += kStretch) {
+    const int end = first + kStretch < width ? first + kStretch : width;
+    if (end - first == kStretch && !any_of(x + first, kStretch, passes)) continue;
+    for (int i = first; i < end; ++i) {
+      out[count] = i;
+      count += passes(x[i]);
+    }
+  }
+  return count;
 }
 
 float exp_sum(const float* x, float shift, float scale, float* out, int width) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -29,7 +30,7 @@ struct Workspace {
   explicit Workspace(int vocabulary) : weights(vocabulary), candidates(vocabulary) {}
   std::vector<float> weights;  // exp((logit - max) / temperature)
   std::vector<int32_t> candidates;
-  std::vector<int64_t> counts;
+  std::vector<float> maxima;
   std::vector<double> masses;
 };
 
@@ -62,80 +63,87 @@ struct Before {
   }
 };
 
-// Splits the logits into ranges of equal width below the largest, so that a cut by rank or by mass
-// needs a sort within one range only.
-struct Buckets {
-  float most;
-  float per_unit;
-
-  Buckets(const float* logits, int vocabulary, float most_logit, float temperature)
-      : most(most_logit), per_unit(0.0f) {
-    const float deepest = std::min(kDeepest * temperature, std::numeric_limits<float>::max());
-    float span = 0.0f;
-    for (int i = 0; i < vocabulary; ++i) {
-      const float depth = most - logits[i];
-      span = depth > span && depth <= deepest ? depth : span;
-    }
-    per_unit = static_cast<float>(kBuckets - 1) / (span > 0.0f ? span : deepest);
-    if (!std::isfinite(per_unit)) per_unit = 0.0f;
-  }
-
-  int of(float logit) const {
-    const float bucket = (most - logit) * per_unit;
-    return bucket < static_cast<float>(kBuckets - 1) ? static_cast<int>(bucket) : kBuckets - 1;
-  }
-};
-
-// Fills candidates with the tokens of the buckets up to `last`, those of `last` sorted at the end;
-// returns how many come before them.
-int collect(const float* logits, int vocabulary, const Buckets& buckets, int last,
-            std::vector<int32_t>& candidates) {
-  candidates.clear();
-  std::vector<int32_t> edge;
-  for (int i = 0; i < vocabulary; ++i) {
-    const int bucket = buckets.of(logits[i]);
-    if (bucket < last) candidates.push_back(i);
-    if (bucket == last) edge.push_back(i);
-  }
-  std::sort(edge.begin(), edge.end(), Before{logits});
-  const int sure = static_cast<int>(candidates.size());
-  candidates.insert(candidates.end(), edge.begin(), edge.end());
-  return sure;
+// Fills candidates with the ids whose value is at least the threshold, ascending.
+void collect(const Kernels& table, const float* values, float threshold, Workspace& ws) {
+  const int vocabulary = static_cast<int>(ws.weights.size());
+  ws.candidates.resize(vocabulary);
+  ws.candidates.resize(table.at_least(values, threshold, vocabulary, ws.candidates.data()));
 }
 
-void keep_top_k(const float* logits, int vocabulary, const Buckets& buckets, int k, Workspace& ws) {
-  ws.counts.assign(kBuckets, 0);
-  for (int i = 0; i < vocabulary; ++i) ++ws.counts[buckets.of(logits[i])];
-  int last = 0;
-  for (int64_t seen = ws.counts[0]; seen < k; seen += ws.counts[last]) ++last;
-  collect(logits, vocabulary, buckets, last, ws.candidates);
+// A value that at least k logits reach: the k-th largest of the maxima of short stretches.
+float reached_by(const Kernels& table, const float* logits, int vocabulary, int k, Workspace& ws) {
+  ws.maxima.clear();
+  for (int first = 0; first < vocabulary; first += kStretch) {
+    ws.maxima.push_back(table.max(logits + first, std::min(kStretch, vocabulary - first)));
+  }
+  if (k > static_cast<int>(ws.maxima.size())) return -std::numeric_limits<float>::infinity();
+  std::nth_element(ws.maxima.begin(), ws.maxima.begin() + (k - 1), ws.maxima.end(),
+                   std::greater<float>());
+  return ws.maxima[k - 1];
+}
+
+void keep_top_k(const Kernels& table, const float* logits, int k, Workspace& ws) {
+  const int vocabulary = static_cast<int>(ws.weights.size());
+  collect(table, logits, reached_by(table, logits, vocabulary, k, ws), ws);
+  std::nth_element(ws.candidates.begin(), ws.candidates.begin() + (k - 1), ws.candidates.end(),
+                   Before{logits});
   ws.candidates.resize(k);
 }
 
-// Cuts `candidates`, of which [sure, end) are sorted and follow the rest in the order, after the
-// first whose cumulative weight reaches top_p of the total.
-void cut_at(double top_p, double total, int sure, Workspace& ws) {
-  double mass = 0.0;
-  for (int i = 0; i < sure; ++i) mass += ws.weights[ws.candidates[i]];
+// Cuts the candidates, of which [sure, end) are sorted and follow the rest in the order, after the
+// first whose cumulative weight reaches `mass`.
+void cut_at(double mass, size_t sure, Workspace& ws) {
+  double seen = 0.0;
+  for (size_t i = 0; i < sure; ++i) seen += ws.weights[ws.candidates[i]];
   size_t kept = sure;
-  while (kept < ws.candidates.size() && (kept == 0 || mass < top_p * total)) {
-    mass += ws.weights[ws.candidates[kept++]];
+  while (kept < ws.candidates.size() && (kept == 0 || seen < mass)) {
+    seen += ws.weights[ws.candidates[kept++]];
   }
   ws.candidates.resize(kept);
 }
 
-void keep_top_p(const float* logits, int vocabulary, const Buckets& buckets, double top_p,
-                Workspace& ws) {
-  ws.masses.assign(kBuckets, 0.0);
-  for (int i = 0; i < vocabulary; ++i) ws.masses[buckets.of(logits[i])] += ws.weights[i];
-  double total = 0.0;
-  for (const double mass : ws.masses) total += mass;
-  int last = 0;
-  for (double seen = ws.masses[0]; seen < top_p * total && last < kBuckets - 1;) {
-    seen += ws.masses[++last];
+// Splits the candidates' logits into ranges of equal width, finds the one in which the cumulative
+// weight reaches `mass`, drops later ones and sorts that one, at the end of the candidates. Returns
+// how many come before it. A sort of a flat distribution's candidates would not be linear.
+size_t sort_edge(const float* logits, double mass, Workspace& ws) {
+  float least = std::numeric_limits<float>::infinity();
+  float most = -least;
+  for (const int32_t id : ws.candidates) {
+    least = std::min(least, logits[id]);
+    most = std::max(most, logits[id]);
   }
-  const int sure = collect(logits, vocabulary, buckets, last, ws.candidates);
-  cut_at(top_p, total, sure, ws);
+  const float per_unit = most > least ? static_cast<float>(kBuckets) / (most - least) : 0.0f;
+  const auto bucket_of = [&](int32_t id) {
+    const float bucket = (most - logits[id]) * per_unit;
+    return bucket < static_cast<float>(kBuckets - 1) ? static_cast<int>(bucket) : kBuckets - 1;
+  };
+  ws.masses.assign(kBuckets, 0.0);
+  for (const int32_t id : ws.candidates) ws.masses[bucket_of(id)] += ws.weights[id];
+  int edge = 0;
+  for (double seen = ws.masses[0]; seen < mass && edge < kBuckets - 1;) seen += ws.masses[++edge];
+  const auto begin = ws.candidates.begin();
+  const auto kept =
+      std::partition(begin, ws.candidates.end(), [&](int32_t id) { return bucket_of(id) <= edge; });
+  ws.candidates.erase(kept, ws.candidates.end());
+  const auto sorted =
+      std::partition(begin, ws.candidates.end(), [&](int32_t id) { return bucket_of(id) < edge; });
+  std::sort(sorted, ws.candidates.end(), Before{logits});
+  return static_cast<size_t>(sorted - begin);
+}
+
+void keep_top_p(const Kernels& table, const float* logits, double top_p, double total,
+                Workspace& ws) {
+  // Weights below an equal share of what may be dropped sum to less than it, so no cut keeps one.
+  constexpr double kRoundingMargin = 0.999;
+  const double share = (1.0 - top_p) * total / static_cast<double>(ws.weights.size());
+  collect(table, ws.weights.data(), static_cast<float>(share * kRoundingMargin), ws);
+  size_t sure = 0;
+  if (ws.candidates.size() > kSortedAtOnce) {
+    sure = sort_edge(logits, top_p * total, ws);
+  } else {
+    std::sort(ws.candidates.begin(), ws.candidates.end(), Before{logits});
+  }
+  cut_at(top_p * total, sure, ws);
 }
 
 int32_t draw_candidate(double uniform, const Workspace& ws) {
@@ -201,22 +209,21 @@ int32_t sample_row(const Kernels& table, const SampleRows& rows, int i, Workspac
   if (rows.top_k[i] == 1 || !std::isfinite(inverse)) {
     return table.find(logits, most, vocabulary);
   }
-  table.exp_sum(logits, most, inverse, ws.weights.data(), vocabulary);
+  const double total = table.exp_sum(logits, most, inverse, ws.weights.data(), vocabulary);
   const double uniform = uniform_of(rows.seed[i], rows.position[i]);
   const bool by_rank = rows.top_k[i] > 0 && rows.top_k[i] < vocabulary;
   const bool by_mass = rows.top_p[i] < 1.0f;
   if (!by_rank && !by_mass) return draw_any(uniform, ws);
-  const Buckets buckets(logits, vocabulary, most, rows.temperature[i]);
-  if (by_rank) {
-    keep_top_k(logits, vocabulary, buckets, rows.top_k[i], ws);
-    if (by_mass) {
-      std::sort(ws.candidates.begin(), ws.candidates.end(), Before{logits});
-      double total = 0.0;
-      for (const int32_t id : ws.candidates) total += ws.weights[id];
-      cut_at(rows.top_p[i], total, 0, ws);
-    }
-  } else {
-    keep_top_p(logits, vocabulary, buckets, rows.top_p[i], ws);
+  if (!by_rank) {
+    keep_top_p(table, logits, rows.top_p[i], total, ws);
+    return draw_candidate(uniform, ws);
+  }
+  keep_top_k(table, logits, rows.top_k[i], ws);
+  if (by_mass) {
+    std::sort(ws.candidates.begin(), ws.candidates.end(), Before{logits});
+    double kept = 0.0;
+    for (const int32_t id : ws.candidates) kept += ws.weights[id];
+    cut_at(rows.top_p[i] * kept, 0, ws);
   }
   return draw_candidate(uniform, ws);
 }
