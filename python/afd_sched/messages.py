@@ -109,12 +109,11 @@ class Stats(Message):
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):
     """A request enters a slot. ``tokens`` (int32 bytes) are its prompt and, after a retraction,
-    what it had generated; ``generated`` says how many of them those are."""
+    what it had generated."""
 
     slot: int
     uid: int
     tokens: bytes
-    generated: int
     temperature: float
     top_p: float
     top_k: int
@@ -193,3 +192,19 @@ class WorkerFailed(Message):
 
     rank: int
     reason: str
+
+
+ToCoordinator = (
+    Generate
+    | Abort
+    | Stop
+    | RankLost
+    | GetStats
+    | Hello
+    | Ready
+    | StepResult
+    | FfnResult
+    | WorkerFailed
+)
+ToFrontend = Started | Tokens | Rejected | Failed | Stats
+ToWorker = StepPlan | FfnStep | Stop

@@ -1,0 +1,187 @@
+"""The coordinator process: sockets, clock and start-up around StepLoop."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+import zmq
+
+from afd_sched.links import FRONTEND, CoordinatorLink, worker_identity
+from afd_sched.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Failed,
+    FfnResult,
+    Generate,
+    GetStats,
+    Hello,
+    Message,
+    RankLost,
+    Ready,
+    Started,
+    Stats,
+    StepResult,
+    Stop,
+    WorkerFailed,
+)
+from afd_sched.scheduler import Scheduler, SchedulerConfig
+from afd_sched.steps import StepLoop
+
+_log = logging.getLogger(__name__)
+
+
+class CoordinatorConfig(SchedulerConfig, frozen=True, kw_only=True):
+    """SchedulerConfig and the process's own. ``lifeline_fd`` reads EOF once the launcher is gone."""
+
+    endpoint: str
+    start_timeout_s: float
+    log_level: str
+    lifeline_fd: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of workers."""
+        return self.attention_ranks + self.ffn_ranks
+
+    def describe(self, rank: int) -> str:
+        """ "attention rank 1" or "FFN rank 2", as messages name them."""
+        return f"{'attention' if rank < self.attention_ranks else 'FFN'} rank {rank}"
+
+
+class _Over(Exception):
+    """The run has ended; ``failure`` is None for an orderly stop."""
+
+    def __init__(self, failure: Failed | None = None) -> None:
+        super().__init__(failure.reason if failure else "stopped")
+        self.failure = failure
+
+
+class Coordinator:
+    """One run: start-up, the loop, the end."""
+
+    def __init__(self, config: CoordinatorConfig, link: CoordinatorLink) -> None:
+        self._config = config
+        self._link = link
+        self._loop: StepLoop | None = None
+        self._pages: dict[int, int] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(link.socket, zmq.POLLIN)
+        self._poller.register(config.lifeline_fd, zmq.POLLIN)
+
+    def run(self) -> int:
+        """Until Stop, a failure, or the launcher's end; returns the exit status."""
+        try:
+            self._loop = self._start()
+            while True:
+                self._drain(None)
+                for rank, message in self._loop.advance(time.monotonic() * 1000):
+                    self._send(rank, message)
+        except _Over as over:
+            if over.failure is not None:
+                self._link.send(FRONTEND, over.failure)
+            for rank in range(self._config.ranks):
+                self._send(rank, Stop())
+            return 0 if over.failure is None else 1
+
+    def _start(self) -> StepLoop:
+        config = self._config
+        deadline = time.monotonic() + config.start_timeout_s
+        while len(self._pages) < config.ranks:
+            self._drain(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline and len(self._pages) < config.ranks:
+                missing = [config.describe(r) for r in range(config.ranks) if r not in self._pages]
+                raise _Over(
+                    Failed(
+                        -1,
+                        f"{', '.join(missing)} did not become ready within "
+                        f"{config.start_timeout_s:g} s",
+                    )
+                )
+        pages = [self._pages[rank] for rank in range(config.attention_ranks)]
+        scheduler = Scheduler(config, pages)
+        self._link.send(
+            FRONTEND,
+            Started(
+                kv_tokens_per_rank=min(pages) * config.page_size,
+                max_total_tokens=scheduler.max_total_tokens,
+            ),
+        )
+        return StepLoop(scheduler, config.attention_ranks, config.ffn_ranks)
+
+    def _send(self, rank: int | None, message: Message) -> None:
+        self._link.send(FRONTEND if rank is None else worker_identity(rank), message)
+
+    def _drain(self, timeout_s: float | None) -> None:
+        """Waits for something to happen, then handles all that has."""
+        events = dict(self._poller.poll(None if timeout_s is None else timeout_s * 1000))
+        if self._config.lifeline_fd in events:
+            raise _Over
+        while (arrived := self._link.recv()) is not None:
+            self._handle(*arrived)
+
+    def _handle(self, identity: bytes, message: Message) -> None:
+        if identity == FRONTEND:
+            self._from_frontend(message)
+        else:
+            self._from_worker(identity, message)
+
+    def _from_frontend(self, message: Message) -> None:
+        match message:
+            case Stop():
+                raise _Over
+            case RankLost():
+                raise _Over(Failed(message.rank, message.reason))
+            case Generate() if self._loop is not None:
+                for rank, answer in self._loop.generate(message):
+                    self._send(rank, answer)
+            case Abort() if self._loop is not None:
+                self._loop.abort(message)
+            case GetStats() if self._loop is not None:
+                values = self._loop.values() | {"messages_refused": self._link.refused}
+                self._link.send(FRONTEND, Stats(values))
+            case _:
+                self._refuse(FRONTEND, message)
+
+    def _from_worker(self, identity: bytes, message: Message) -> None:
+        rank = getattr(message, "rank", -1)
+        if identity != worker_identity(rank):
+            self._refuse(identity, message)
+            return
+        match message:
+            case Hello():
+                if message.version != PROTOCOL_VERSION:
+                    raise _Over(
+                        Failed(
+                            rank,
+                            f"control protocol version {message.version} differs from the "
+                            f"coordinator's {PROTOCOL_VERSION}; install the same afd everywhere",
+                        )
+                    )
+            case Ready():
+                self._pages[rank] = message.pages
+            case WorkerFailed():
+                raise _Over(Failed(rank, message.reason))
+            case StepResult() | FfnResult() if self._loop is not None:
+                self._loop.result(message)
+            case _:
+                self._refuse(identity, message)
+
+    def _refuse(self, identity: bytes, message: Message) -> None:
+        self._link.refused += 1
+        _log.warning("refused %s from %r", type(message).__name__, identity)
+
+
+def run(config: CoordinatorConfig) -> int:
+    """Runs a coordinator on ``config.endpoint``; returns the exit status."""
+    link = CoordinatorLink(config.endpoint)
+    try:
+        return Coordinator(config, link).run()
+    finally:
+        link.close()
+
+
+def decode_config(data: bytes) -> CoordinatorConfig:
+    """CoordinatorConfig from JSON; raises msgspec.ValidationError with the path to a bad field."""
+    return msgspec.json.decode(data, type=CoordinatorConfig)

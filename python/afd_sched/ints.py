@@ -1,0 +1,29 @@
+"""Bulk integers on the wire: numpy arrays as little-endian bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_INT32 = np.dtype("<i4")
+_INT64 = np.dtype("<i8")
+
+
+def pack_int32(values: ArrayLike) -> bytes:
+    """Any shape, row-major."""
+    return np.ascontiguousarray(values, _INT32).tobytes()
+
+
+def pack_int64(values: ArrayLike) -> bytes:
+    """Any shape, row-major."""
+    return np.ascontiguousarray(values, _INT64).tobytes()
+
+
+def unpack_int32(data: bytes) -> NDArray[np.int32]:
+    """A read-only view; raises ValueError if the length is not a multiple of 4."""
+    return np.frombuffer(data, _INT32)
+
+
+def unpack_pairs(data: bytes) -> NDArray[np.int32]:
+    """[n, 2]; raises ValueError if the length is not a multiple of 8."""
+    return np.frombuffer(data, _INT32).reshape(-1, 2)

@@ -1,0 +1,122 @@
+"""The coordinator's heart without sockets or clock: messages and times in, messages out.
+
+events ─► StepLoop ─► (who, message)…        who: a rank, or None for the front end
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from afd_sched.ints import pack_int32, pack_int64, unpack_int32
+from afd_sched.messages import (
+    Abort,
+    FfnResult,
+    Generate,
+    Message,
+    Rejected,
+    StepResult,
+    Tokens,
+)
+from afd_sched.req import RequestRefused
+from afd_sched.scheduler import Scheduler, StepBundle
+from afd_sched.statistics import StepStatistics
+
+Outgoing = tuple[int | None, Message]
+
+
+@dataclass(slots=True)
+class _Step:
+    bundle: StepBundle
+    published_ms: float
+    attention: dict[int, StepResult] = field(default_factory=dict)
+    ffn: dict[int, FfnResult] = field(default_factory=dict)
+
+
+class StepLoop:
+    """Publishes plans up to the scheduler's depth and commits steps whose results are complete."""
+
+    def __init__(self, scheduler: Scheduler, attention_ranks: int, ffn_ranks: int) -> None:
+        self.scheduler = scheduler
+        self.statistics = StepStatistics()
+        self._ffn_ranks = range(attention_ranks, attention_ranks + ffn_ranks)
+        self._steps: deque[_Step] = deque()
+        self._last_commit_ms = 0.0
+
+    def generate(self, message: Generate) -> Iterator[Outgoing]:
+        """Queues a request, or rejects it."""
+        try:
+            self.scheduler.add(message.uid, unpack_int32(message.input_ids), message.sampling)
+        except (RequestRefused, ValueError) as error:
+            yield None, Rejected(message.uid, str(error))
+
+    def abort(self, message: Abort) -> None:
+        """Ends a request."""
+        self.scheduler.abort(message.uid)
+
+    def result(self, message: StepResult | FfnResult) -> None:
+        """Files a worker's result; a step that is not in flight is not ours and is ignored."""
+        for step in self._steps:
+            if step.bundle.step == message.step:
+                if isinstance(message, StepResult):
+                    step.attention[message.rank] = message
+                else:
+                    step.ffn[message.rank] = message
+
+    def advance(self, now_ms: float) -> Iterator[Outgoing]:
+        """Everything that can be committed and published now."""
+        while True:
+            progressed = False
+            while self._steps and self._complete(self._steps[0]):
+                yield self._commit(self._steps.popleft(), now_ms)
+                progressed = True
+            if self.scheduler.may_plan and (bundle := self.scheduler.plan()) is not None:
+                yield from self._publish(bundle, now_ms)
+                progressed = True
+            if not progressed:
+                return
+
+    def _complete(self, step: _Step) -> bool:
+        attention_done = len(step.attention) == len(step.bundle.plans)
+        return attention_done and (step.bundle.ffn is None or len(step.ffn) == len(self._ffn_ranks))
+
+    def _publish(self, bundle: StepBundle, now_ms: float) -> Iterator[Outgoing]:
+        self._steps.append(_Step(bundle, now_ms))
+        for rank, plan in bundle.plans.items():
+            yield rank, plan
+        if bundle.ffn is not None:
+            for rank in self._ffn_ranks:
+                yield rank, bundle.ffn
+
+    def _commit(self, step: _Step, now_ms: float) -> Outgoing:
+        bundle = step.bundle
+        batch = self.scheduler.commit(
+            bundle.step, {rank: unpack_int32(r.tokens) for rank, r in step.attention.items()}
+        )
+        for result in step.attention.values():
+            self.statistics.wire(result.bytes_out, result.bytes_back)
+        ffn_waits = [result.wait_us for result in step.ffn.values()]
+        waits = [result.wait_us for result in step.attention.values()]
+        self.statistics.step(
+            tokens=len(batch.uids),
+            pure_decode=bundle.extend_tokens == 0,
+            step_ms=now_ms - max(step.published_ms, self._last_commit_ms),
+            attention_wait_ms=sum(waits) / len(waits) / 1000,
+            ffn_wait_ms=sum(ffn_waits) / len(ffn_waits) / 1000 if ffn_waits else 0.0,
+        )
+        self._last_commit_ms = now_ms
+        return None, Tokens(
+            step=batch.step,
+            uids=pack_int64(batch.uids),
+            tokens=pack_int32(batch.tokens),
+            finished=batch.finished.tobytes(),
+        )
+
+    def values(self) -> dict[str, float]:
+        """The run's counters as plain numbers."""
+        return self.statistics.values() | {
+            "running": self.scheduler.running,
+            "waiting": self.scheduler.waiting,
+            "retractions": self.scheduler.retractions,
+        }
