@@ -1,0 +1,1 @@
+"""Tools that make checkpoints; nothing here is needed to serve one."""
