@@ -1,0 +1,37 @@
+// The wire's row operations, vectorised: one table per instruction-set level. Every level gives the
+// same bits, except swiglu, which is within 2 ulp.
+#pragma once
+
+#include <cstdint>
+
+#include "megamoe/cpu/isa.h"
+
+namespace megamoe::cpu {
+
+struct RowCodec {
+  void (*encode_fp8)(const float* x, int hidden, uint8_t* codes, float* scales);
+  void (*decode_fp8)(const uint8_t* codes, const float* scales, int hidden, float* out);
+  void (*encode_bf16)(const float* x, int n, uint16_t* out);
+  void (*decode_bf16)(const uint16_t* x, int n, float* out);
+  // out = weight * x, rounded once to FP32 and, in the first, once more to BF16.
+  void (*scale_bf16)(const float* x, float weight, int n, uint16_t* out);
+  void (*scale_f32)(const float* x, float weight, int n, float* out);
+  // out = the sum of `count` rows, in order, from zero.
+  void (*sum_bf16)(const uint16_t* const* rows, int count, int n, float* out);
+  void (*sum_f32)(const float* const* rows, int count, int n, float* out);
+  // Blocks of 16 gates followed by their 16 ups; out = silu(gate) * up for `n` columns.
+  void (*swiglu)(const float* gate_up, int n, float* out);
+};
+
+constexpr int kGateBlock = 16;
+
+// The table of current_isa().
+const RowCodec& row_codec();
+
+const RowCodec& row_codec_portable();
+#if defined(__x86_64__)
+const RowCodec& row_codec_avx2();
+const RowCodec& row_codec_avx512();
+#endif
+
+}  // namespace megamoe::cpu

@@ -1,0 +1,97 @@
+// The row operations as loops that the compiler makes vectors of.
+// Included once per translation unit, inside the target region, after a simd_*.h and
+// attention/vector_math.h.
+#pragma once
+
+namespace megamoe::cpu {
+namespace {
+
+void encode_fp8(const float* x, int hidden, uint8_t* codes, float* scales) {
+  for (int first = 0; first < hidden; first += kScaleBlock, ++scales) {
+    const int n = hidden - first < kScaleBlock ? hidden - first : kScaleBlock;
+    const float* block = x + first;
+    uint32_t amax = 0;  // magnitudes order as integers; a NaN's would win, so they are left out
+    for (int i = 0; i < n; ++i) {
+      const uint32_t magnitude = bits_of(block[i]) & 0x7fffffffu;
+      const uint32_t number = magnitude > 0x7f800000u ? 0u : magnitude;
+      amax = number > amax ? number : amax;
+    }
+    const float scale = block_scale(float_of(amax));
+    for (int i = 0; i < n; ++i) codes[first + i] = e4m3_encode(block[i] / scale);
+    *scales = scale;
+  }
+}
+
+void decode_fp8(const uint8_t* codes, const float* scales, int hidden, float* out) {
+  for (int first = 0; first < hidden; first += kScaleBlock, ++scales) {
+    const int n = hidden - first < kScaleBlock ? hidden - first : kScaleBlock;
+    const float scale = *scales;
+    for (int i = first; i < first + n; ++i) out[i] = e4m3_decode(codes[i]) * scale;
+  }
+}
+
+void encode_bf16(const float* x, int n, uint16_t* out) {
+  for (int i = 0; i < n; ++i) out[i] = bf16_encode(x[i]);
+}
+
+void decode_bf16(const uint16_t* x, int n, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = bf16_decode(x[i]);
+}
+
+void scale_bf16(const float* x, float weight, int n, uint16_t* out) {
+  for (int i = 0; i < n; ++i) out[i] = bf16_encode(x[i] * weight);
+}
+
+void scale_f32(const float* x, float weight, int n, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = x[i] * weight;
+}
+
+constexpr int kStrip = 64;
+
+// A strip of columns stays in registers while the rows pass.
+template <class T, class Decode>
+inline void sum_rows(const T* const* rows, int count, int n, float* out, Decode&& decode) {
+  int first = 0;
+  for (; first + kStrip <= n; first += kStrip) {
+    float sums[kStrip] = {};
+    for (int r = 0; r < count; ++r) {
+      const T* row = rows[r] + first;
+      for (int i = 0; i < kStrip; ++i) sums[i] += decode(row[i]);
+    }
+    for (int i = 0; i < kStrip; ++i) out[first + i] = sums[i];
+  }
+  for (; first < n; ++first) {
+    float sum = 0.0f;
+    for (int r = 0; r < count; ++r) sum += decode(rows[r][first]);
+    out[first] = sum;
+  }
+}
+
+void sum_bf16(const uint16_t* const* rows, int count, int n, float* out) {
+  sum_rows(rows, count, n, out, [](uint16_t v) { return bf16_decode(v); });
+}
+
+void sum_f32(const float* const* rows, int count, int n, float* out) {
+  sum_rows(rows, count, n, out, [](float v) { return v; });
+}
+
+void swiglu(const float* gate_up, int n, float* out) {
+  for (int first = 0; first < n; first += kGateBlock, gate_up += 2 * kGateBlock) {
+    const int width = n - first < kGateBlock ? n - first : kGateBlock;
+    for (int i = 0; i < width; i += simd::kLanes) {
+      // Past `width` the block holds zeros: a whole vector may be read, not written.
+      const simd::f32 gate = simd::load(gate_up + i);
+      const simd::f32 up = simd::load(gate_up + kGateBlock + i);
+      const simd::f32 power = attention::exp(simd::sub(simd::set1(0.0f), gate));
+      const simd::f32 silu = simd::div(gate, simd::add(simd::set1(1.0f), power));
+      const int count = width - i < simd::kLanes ? width - i : simd::kLanes;
+      attention::store_lanes(out + first + i, simd::mul(silu, up), count);
+    }
+  }
+}
+
+constexpr RowCodec kRowCodec{encode_fp8, decode_fp8, encode_bf16, decode_bf16, scale_bf16,
+                             scale_f32,  sum_bf16,   sum_f32,     swiglu};
+
+}  // namespace
+}  // namespace megamoe::cpu
