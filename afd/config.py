@@ -69,7 +69,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         return Role.ATTENTION if rank < self.attention_ranks else Role.FFN
 
     def describe(self, rank: int) -> str:
-        """"attention rank 1" or "FFN rank 2", as messages name them; ranks are global."""
+        """ "attention rank 1" or "FFN rank 2", as messages name them; ranks are global."""
         return f"{'attention' if self.role(rank) is Role.ATTENTION else 'FFN'} rank {rank}"
 
 

@@ -37,9 +37,7 @@ def boundary_layout(model: ModelConfig, boundary: BoundaryConfig, topology: Topo
 
 
 def _domain(config: WorkerConfig) -> Domain:
-    return Domain(
-        config.memory_fd, boundary_layout(config.model, config.boundary, config.topology)
-    )
+    return Domain(config.memory_fd, boundary_layout(config.model, config.boundary, config.topology))
 
 
 def _load(

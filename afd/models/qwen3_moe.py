@@ -41,9 +41,7 @@ class Qwen3Moe:
             top_k=fields.integer("num_experts_per_tok"),
             expert_width=fields.integer("moe_intermediate_size"),
             dense_width=fields.integer("intermediate_size"),
-            moe_layers=tuple(
-                i for i in range(layers) if i not in dense and (i + 1) % step == 0
-            ),
+            moe_layers=tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
             renormalize=fields.flag("norm_topk_prob", False),
             max_position_tokens=fields.integer("max_position_embeddings", 32768),
             eos_token_ids=eos_token_ids(fields, generation),

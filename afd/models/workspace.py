@@ -1,7 +1,7 @@
 """The attention worker's activation buffers, allocated once; a step takes views of their rows.
 
-    rows of a step   [0 ......... a | a ......... b | b ...]      every buffer is [max_rows, width]
-                       lane 0          lane 1         lane 2
+rows of a step   [0 ......... a | a ......... b | b ...]      every buffer is [max_rows, width]
+                   lane 0          lane 1         lane 2
 """
 
 from __future__ import annotations

@@ -1,0 +1,237 @@
+"""One running launch: processes, symmetric memory and the link to the coordinator."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zmq
+
+from afd._megamoe import Domain
+from afd.boundary.open import boundary_layout
+from afd.config import WorkerConfig
+from afd.errors import EngineDeadError, LaunchError
+from afd.launch.children import Child, Children
+from afd.launch.resolve import ResolvedConfig
+from afd_sched.coordinator import CoordinatorConfig
+from afd_sched.links import FrontendLink
+from afd_sched.messages import (
+    Abort,
+    Failed,
+    Generate,
+    GetStats,
+    RankLost,
+    Rejected,
+    SamplingParams,
+    Started,
+    Stats,
+    Stop,
+    Tokens,
+)
+
+_STOP_GRACE_S = 5.0
+# A dying worker's own words are better than "exited with status 1"; they arrive at once or never.
+_LAST_WORDS_S = 1.0
+
+
+class Engine:
+    """Starts every process and waits until all are ready; ``close`` ends them, however it went.
+
+    Requests go in by ``submit``, tokens come out of ``poll``; after EngineDeadError only ``close``
+    is left to call.
+    """
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        """Raises LaunchError naming what failed or is missing; then nothing is left running."""
+        self.config = config
+        self._children = Children()
+        self._domain: Domain | None = None
+        self._memory_fd = -1
+        self._link: FrontendLink | None = None
+        self._dead: EngineDeadError | None = None
+        self._next_uid = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
+        try:
+            self._start()
+            self.started = self._await_start()
+            # Everybody is connected: nothing on disk is needed any more.
+            shutil.rmtree(self._folder, ignore_errors=True)
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------------------- requests
+
+    def submit(self, input_ids: list[int], sampling: SamplingParams) -> int:
+        """Starts a request; returns its uid."""
+        uid, self._next_uid = self._next_uid, self._next_uid + 1
+        self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling))
+        return uid
+
+    def abort(self, uid: int) -> None:
+        """Ends a request; its remaining tokens never arrive."""
+        self._send(Abort(uid))
+
+    def poll(self, timeout_s: float | None = None) -> Tokens | Rejected | Stats | None:
+        """The next event, or None after ``timeout_s``; raises EngineDeadError."""
+        message = self._receive(timeout_s)
+        if isinstance(message, Failed):
+            raise self._die(message.reason, message.rank)
+        if isinstance(message, Tokens | Rejected | Stats):
+            return message
+        return None
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the coordinator; to be asked for when no request is open."""
+        self._send(GetStats())
+        while not isinstance(event := self.poll(None), Stats):
+            pass
+        return event.values
+
+    # ------------------------------------------------------------------------------- life
+
+    def close(self) -> None:
+        """Ends every process and frees the memory; may be called again, or half-way up."""
+        if self._link is not None:
+            if self._dead is None:
+                self._link.send(Stop())
+            elif self._domain is not None:
+                self._domain.raise_abort(-1 if self._dead.rank is None else self._dead.rank)
+        self._children.end(_STOP_GRACE_S if self._link is not None else 0.0)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._domain is not None:
+            self._domain.close()
+            self._domain = None
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._dead is None:
+            self._dead = EngineDeadError("the engine is closed")
+
+    def _start(self) -> None:
+        config = self.config
+        topology = config.topology
+        if topology.ffn_ranks:
+            layout = boundary_layout(config.model, config.boundary, topology)
+            self._memory_fd = os.memfd_create("afd-symmetric")
+            os.ftruncate(self._memory_fd, layout.total_bytes)
+            self._domain = Domain(self._memory_fd, layout, create=True)
+        endpoint = f"ipc://{self._folder}/coordinator"
+        self._children.start(
+            "the coordinator", "afd_sched", msgspec.json.encode(self._coordinator(endpoint)), ()
+        )
+        fds = [self._memory_fd] if self._memory_fd >= 0 else []
+        for rank in range(topology.ranks):
+            worker = msgspec.json.encode(self._worker(rank, endpoint))
+            self._children.start(topology.describe(rank), "afd.worker", worker, fds, rank)
+        self._link = FrontendLink(endpoint)
+
+    def _coordinator(self, endpoint: str) -> CoordinatorConfig:
+        config, engine = self.config, self.config.engine
+        return CoordinatorConfig(
+            endpoint=endpoint,
+            attention_ranks=config.topology.attention_ranks,
+            ffn_ranks=config.topology.ffn_ranks,
+            num_lanes=engine.num_lanes,
+            max_running_requests=engine.max_running_requests,
+            chunked_prefill_size=engine.chunked_prefill_size,
+            page_size=engine.page_size,
+            context_length=config.context_length,
+            eos_token_ids=config.model.eos_token_ids,
+            overlap=engine.overlap,
+            start_timeout_s=engine.start_timeout_s,
+            log_level=engine.log_level,
+            lifeline_fd=self._children.lifeline_fd,
+        )
+
+    def _worker(self, rank: int, endpoint: str) -> WorkerConfig:
+        config, engine = self.config, self.config.engine
+        return WorkerConfig(
+            rank=rank,
+            topology=config.topology,
+            boundary=config.boundary,
+            model=config.model,
+            model_path=config.model_path,
+            dtype=config.dtype,
+            max_running_requests=engine.max_running_requests,
+            max_rows=config.max_rows,
+            context_length=config.context_length,
+            page_size=engine.page_size,
+            kv_tokens=engine.kv_tokens,
+            mem_fraction=engine.mem_fraction_static,
+            threads=config.threads,
+            endpoint=endpoint,
+            memory_fd=self._memory_fd,
+            lifeline_fd=self._children.lifeline_fd,
+            log_level=engine.log_level,
+        )
+
+    def _await_start(self) -> Started:
+        # The coordinator names who is missing; this bound is for the coordinator itself.
+        deadline = time.monotonic() + self.config.engine.start_timeout_s + _STOP_GRACE_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            message = self._receive(left_s)
+            if isinstance(message, Started):
+                return message
+            if isinstance(message, Failed):
+                self._dead = EngineDeadError(self._sentence(message.reason, message.rank))
+                raise LaunchError(str(self._dead))
+        raise LaunchError(
+            f"the coordinator did not answer within {self.config.engine.start_timeout_s:.0f} s"
+        )
+
+    # ------------------------------------------------------------------------------- messages
+
+    def _send(self, message: Generate | Abort | GetStats | RankLost) -> None:
+        if self._dead is not None or self._link is None:
+            raise self._dead or EngineDeadError("the engine is closed")
+        self._link.send(message)
+
+    def _receive(
+        self, timeout_s: float | None
+    ) -> Started | Tokens | Rejected | Failed | Stats | None:
+        if self._dead is not None or self._link is None:
+            raise self._dead or EngineDeadError("the engine is closed")
+        if (message := self._link.recv(0)) is not None:
+            return message
+        poller = zmq.Poller()
+        poller.register(self._link.socket, zmq.POLLIN)
+        for child in self._children:
+            poller.register(child.pidfd, zmq.POLLIN)
+        poller.poll(None if timeout_s is None else timeout_s * 1000)
+        if (message := self._link.recv(0)) is not None:
+            return message
+        if ended := self._children.ended():
+            return self._last_words(ended[0])
+        return None
+
+    def _last_words(self, child: Child) -> Failed:
+        """What the coordinator heard from a child that ended, or how it ended."""
+        link = self._link
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while link is not None and (left_s := deadline - time.monotonic()) > 0:
+            message = link.recv(int(left_s * 1000))
+            if isinstance(message, Failed):
+                return message
+        return Failed(
+            rank=-1 if child.rank is None else child.rank,
+            reason=f"{child.name} {child.how_it_ended()}",
+        )
+
+    def _sentence(self, reason: str, rank: int) -> str:
+        name = self.config.topology.describe(rank) if rank >= 0 else ""
+        return reason if not name or name in reason else f"{name} failed: {reason}"
+
+    def _die(self, reason: str, rank: int) -> EngineDeadError:
+        self._dead = EngineDeadError(self._sentence(reason, rank), rank if rank >= 0 else None)
+        if self._domain is not None:
+            self._domain.raise_abort(rank)
+        return self._dead

@@ -1,0 +1,158 @@
+"""From what the user asked for to what will run; every limit is checked here, before a process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import platformdirs
+from rich.progress import Progress
+
+from afd.config import (
+    BoundaryConfig,
+    Dtype,
+    DtypeChoice,
+    EngineConfig,
+    Topology,
+)
+from afd.errors import ConfigError
+from afd.models.config import ModelConfig, read_json
+from afd.models.registry import load_model_config
+
+_MAX_RANKS = 1024
+_MAX_LANES = 4
+
+
+class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a launch is made of; paths exist and numbers fit each other.
+
+    ``max_rows``: most tokens of one attention rank in one step.
+    """
+
+    engine: EngineConfig
+    model_path: str
+    model: ModelConfig
+    topology: Topology
+    boundary: BoundaryConfig
+    dtype: Dtype
+    context_length: int
+    max_rows: int
+    threads: int
+
+
+def cache_dir(config: EngineConfig) -> Path:
+    """Where built models are kept."""
+    if config.download_dir is not None:
+        return Path(config.download_dir)
+    return platformdirs.user_cache_path("afd") / "models"
+
+
+def _check_numbers(config: EngineConfig) -> None:
+    least = {
+        "workers_per_node": 1,
+        "m": 1,
+        "n": 0,
+        "max_running_requests": 1,
+        "chunked_prefill_size": 1,
+        "page_size": 1,
+        "kv_tokens": 1,
+        "context_length": 1,
+        "threads": 1,
+    }
+    for name, bound in least.items():
+        value = getattr(config, name)
+        if value is not None and value < bound:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {bound}, not {value}")
+    if not 1 <= config.num_lanes <= _MAX_LANES:
+        raise ConfigError(f"--num-lanes must be 1 to {_MAX_LANES}, not {config.num_lanes}")
+    if not 0.0 < config.mem_fraction_static <= 1.0:
+        raise ConfigError(
+            f"--mem-fraction-static must be in (0, 1], not {config.mem_fraction_static}"
+        )
+    for name in ("start_timeout_s", "step_timeout_s"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0")
+
+
+def _topology(config: EngineConfig, model: ModelConfig) -> Topology:
+    topology = Topology(
+        attention_nodes=config.m, ffn_nodes=config.n, workers_per_node=config.workers_per_node
+    )
+    if topology.ranks > _MAX_RANKS:
+        raise ConfigError(
+            f"--m {config.m} --n {config.n} makes {topology.ranks} ranks; at most {_MAX_RANKS} fit"
+        )
+    if topology.ffn_ranks > model.experts:
+        raise ConfigError(
+            f"--n {config.n} makes {topology.ffn_ranks} FFN ranks and the model has only "
+            f"{model.experts} experts; use a smaller --n"
+        )
+    if topology.ffn_ranks and not model.moe_layers:
+        raise ConfigError("the model has no MoE layer to disaggregate; use --n 0")
+    return topology
+
+
+def _dtype(choice: DtypeChoice, folder: Path, model: ModelConfig) -> Dtype:
+    if choice is not DtypeChoice.AUTO:
+        return Dtype(choice.value)
+    values = read_json(folder / "config.json")
+    stored = values.get("dtype", values.get("torch_dtype"))
+    narrow = stored == "bfloat16" or model.fp8_block is not None
+    return Dtype.BFLOAT16 if narrow else Dtype.FLOAT32
+
+
+def find_model(config: EngineConfig, progress: Progress | None = None) -> Path:
+    """The checkpoint folder: an existing path, or a default model built into the cache.
+
+    Raises ConfigError naming the known models.
+    """
+    from afd.tools import default_model
+
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if config.model in default_model.known_names():
+        return default_model.ensure(config.model, cache_dir(config), progress)
+    raise ConfigError(
+        f"model {config.model!r} is neither a folder with a checkpoint nor one of "
+        f"{', '.join(default_model.known_names())}"
+    )
+
+
+def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedConfig:
+    """Checks and completes a configuration; raises AfdError in one sentence.
+
+    Threads: two roles work in turn as often as at once, so each worker may use all cores that its
+    role's ranks share.
+    """
+    _check_numbers(config)
+    folder = find_model(config, progress)
+    model = load_model_config(folder)
+    topology = _topology(config, model)
+    context = config.context_length or model.max_position_tokens
+    if context > model.max_position_tokens:
+        raise ConfigError(
+            f"--context-length {context} is above the model's {model.max_position_tokens}"
+        )
+    if config.kv_tokens is not None:
+        context = min(context, config.kv_tokens)
+    max_rows = config.max_running_requests + config.chunked_prefill_size
+    cores = len(os.sched_getaffinity(0))
+    role_ranks = max(topology.attention_ranks, topology.ffn_ranks)
+    return ResolvedConfig(
+        engine=config,
+        model_path=str(folder),
+        model=model,
+        topology=topology,
+        boundary=BoundaryConfig(
+            wire=config.wire,
+            num_lanes=config.num_lanes,
+            max_lane_tokens=-(-max_rows // config.num_lanes),
+            deadline_ms=int(config.step_timeout_s * 1000),
+        ),
+        dtype=_dtype(config.dtype, folder, model),
+        context_length=context,
+        max_rows=max_rows,
+        threads=config.threads or max(1, cores // role_ranks),
+    )
