@@ -64,8 +64,13 @@ class Matrix:
     @property
     def nbytes(self) -> int: ...
 
-def linear(pool: Pool, x: NDArray[np.float32], weight: Matrix, out: NDArray[np.float32],
-           accumulate: bool = False) -> None:
+def linear(
+    pool: Pool,
+    x: NDArray[np.float32],
+    weight: Matrix,
+    out: NDArray[np.float32],
+    accumulate: bool = False,
+) -> None:
     """out[n, rows] (+)= x[n, cols] @ W.T, float32 accumulation in one order whatever n is, so a
     row's result is bit-identical in any batch. Row strides of x and out may exceed their widths."""
 
@@ -74,69 +79,133 @@ def linear(pool: Pool, x: NDArray[np.float32], weight: Matrix, out: NDArray[np.f
 class KvCache:
     """Paged keys and values: [layers][pages][kv_heads][page_size][head_dim], zero-filled lazily."""
 
-    def __init__(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int,
-                 dtype: WeightType) -> None: ...
-    def store(self, layer: int, k: NDArray[np.float32], v: NDArray[np.float32],
-              locations: NDArray[np.int64]) -> None:
-        """k, v [n, kv_heads * head_dim] (row strides allowed); location = page * page_size + offset."""
+    def __init__(
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: WeightType,
+    ) -> None: ...
+    def store(
+        self,
+        layer: int,
+        k: NDArray[np.float32],
+        v: NDArray[np.float32],
+        locations: NDArray[np.int64],
+    ) -> None:
+        """k, v [n, kv_heads * head_dim] (row strides allowed); location = page *
+        page_size + offset."""
     @property
     def nbytes(self) -> int: ...
 
-def rms_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float,
-             out: NDArray[np.float32]) -> None:
+def rms_norm(
+    x: NDArray[np.float32], weight: NDArray[np.float32], eps: float, out: NDArray[np.float32]
+) -> None:
     """Normalises each row of x [n, len(weight)]; row strides allowed; out may be x."""
 
-def add_rms_norm(residual: NDArray[np.float32], delta: NDArray[np.float32],
-                 weight: NDArray[np.float32], eps: float, out: NDArray[np.float32]) -> None:
+def add_rms_norm(
+    residual: NDArray[np.float32],
+    delta: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    eps: float,
+    out: NDArray[np.float32],
+) -> None:
     """residual += delta, then out = rms_norm(residual): one pass."""
 
 def head_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float) -> None:
     """RMS-normalises every head of x [n, heads * len(weight)] in place (Qwen3's QK-norm)."""
 
-def rope(x: NDArray[np.float32], positions: NDArray[np.int32], cos: NDArray[np.float32],
-         sin: NDArray[np.float32], head_dim: int) -> None:
-    """Rotates the first 2 * cos.shape[1] elements of every head of x [n, heads * head_dim] in place,
-    half-split convention (rotate_half); cos, sin are [max_positions, rotary_dim / 2]."""
+def rope(
+    x: NDArray[np.float32],
+    positions: NDArray[np.int32],
+    cos: NDArray[np.float32],
+    sin: NDArray[np.float32],
+    head_dim: int,
+) -> None:
+    """Rotates the first 2 * cos.shape[1] elements of every head of x [n, heads * head_dim] in
+    place,     half-split convention (rotate_half); cos, sin are [max_positions, rotary_dim / 2]."""
 
-def paged_attention(pool: Pool, cache: KvCache, layer: int, q: NDArray[np.float32],
-                    row_slot: NDArray[np.int32], row_length: NDArray[np.int32],
-                    page_table: NDArray[np.int32], scale: float, out: NDArray[np.float32],
-                    lse: NDArray[np.float32]) -> None:
+def paged_attention(
+    pool: Pool,
+    cache: KvCache,
+    layer: int,
+    q: NDArray[np.float32],
+    row_slot: NDArray[np.int32],
+    row_length: NDArray[np.int32],
+    page_table: NDArray[np.int32],
+    scale: float,
+    out: NDArray[np.float32],
+    lse: NDArray[np.float32],
+) -> None:
     """Row i (q [n, heads * head_dim], row stride allowed) attends to the first ``row_length[i]``
     cached positions of slot ``row_slot[i]``, whose pages are ``page_table[slot]``. Covers decode
     (one row per slot) and extend (consecutive rows of a slot, growing lengths).
     out [n, heads * head_dim]; lse [n, heads], natural log; length 0 gives out = 0, lse = -inf.
     The reduction order depends on the row alone."""
 
-def merge_attention(out_a: NDArray[np.float32], lse_a: NDArray[np.float32],
-                    out_b: NDArray[np.float32], lse_b: NDArray[np.float32], head_dim: int) -> None:
+def merge_attention(
+    out_a: NDArray[np.float32],
+    lse_a: NDArray[np.float32],
+    out_b: NDArray[np.float32],
+    lse_b: NDArray[np.float32],
+    head_dim: int,
+) -> None:
     """Merges two partial attentions into (out_a, lse_a), stable at any magnitude; an empty shard is
     lse = -inf with its vector unread (Q-First, the combine)."""
 
 def silu_mul(gate_up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """out[n, width] = silu(gate_up[:, :width]) * gate_up[:, width:]."""
 
-def route_softmax(logits: NDArray[np.float32], renormalize: bool, ids: NDArray[np.int32],
-                  weights: NDArray[np.float32]) -> None:
+def route_softmax(
+    logits: NDArray[np.float32],
+    renormalize: bool,
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float32],
+) -> None:
     """Softmax over all experts, then the top ids.shape[1]; ties go to the lower id."""
 
-def route_sigmoid(logits: NDArray[np.float32], bias: NDArray[np.float32], ids: NDArray[np.int32],
-                  weights: NDArray[np.float32]) -> None:
-    """MiniMax-M2: choose by sigmoid(logit) + bias, weigh by sigmoid(logit) over the chosen, sum 1."""
+def route_sigmoid(
+    logits: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float32],
+) -> None:
+    """MiniMax-M2: choose by sigmoid(logit) + bias, weigh by sigmoid(logit) over the chosen,
+    sum 1."""
 
-def sample(logits: NDArray[np.float32], temperature: NDArray[np.float32], top_k: NDArray[np.int32],
-           top_p: NDArray[np.float32], seed: NDArray[np.uint64], position: NDArray[np.int64],
-           out: NDArray[np.int32]) -> None:
+def sample(
+    logits: NDArray[np.float32],
+    temperature: NDArray[np.float32],
+    top_k: NDArray[np.int32],
+    top_p: NDArray[np.float32],
+    seed: NDArray[np.uint64],
+    position: NDArray[np.int64],
+    out: NDArray[np.int32],
+) -> None:
     """One token per row. temperature 0 is greedy (lowest id among equals); top_k <= 0 is off.
-    The random number is a counter hash of (seed, position): the same in any batch, order or replay."""
+    The random number is a counter hash of (seed, position): the same in any batch, order or
+    replay."""
 
 # ------------------------------------------------------------------------------- the data plane
 
 class Layout:
     """Regions of one launch's symmetric memory, from the shapes both sides agree on."""
 
-    def __init__(self, *, attention_ranks: int, ffn_ranks: int, lanes: int, max_tokens: int,
-                 hidden: int, top_k: int, experts: int, moe_layers: int, wire: Wire) -> None: ...
+    def __init__(
+        self,
+        *,
+        attention_ranks: int,
+        ffn_ranks: int,
+        lanes: int,
+        max_tokens: int,
+        hidden: int,
+        top_k: int,
+        experts: int,
+        moe_layers: int,
+        wire: Wire,
+    ) -> None: ...
     @property
     def total_bytes(self) -> int: ...
     @property
@@ -159,13 +228,27 @@ class Domain:
 class Experts:
     """The experts one process holds, packed; layer is the index among MoE layers."""
 
-    def __init__(self, *, moe_layers: int, expert_ids: list[int], hidden: int, width: int,
-                 dtype: WeightType) -> None: ...
-    def load(self, layer: int, expert: int, gate: NDArray[np.generic], up: NDArray[np.generic],
-             down: NDArray[np.generic]) -> None:
+    def __init__(
+        self, *, moe_layers: int, expert_ids: list[int], hidden: int, width: int, dtype: WeightType
+    ) -> None: ...
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        gate: NDArray[np.generic],
+        up: NDArray[np.generic],
+        down: NDArray[np.generic],
+    ) -> None:
         """gate, up [width, hidden]; down [hidden, width]; float32 or bfloat16 viewed as uint16."""
-    def forward(self, pool: Pool, layer: int, x: NDArray[np.float32], ids: NDArray[np.int32],
-                weights: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def forward(
+        self,
+        pool: Pool,
+        layer: int,
+        x: NDArray[np.float32],
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
         """The colocated path: out[n, hidden] = sum over slots, ascending; ids -1 are skipped."""
     @property
     def nbytes(self) -> int: ...
@@ -174,8 +257,15 @@ class AttentionSide:
     """Attention rank's half of the boundary: dispatch publishes and returns, combine waits."""
 
     def __init__(self, domain: Domain, rank: int, deadline_ms: int) -> None: ...
-    def dispatch(self, step: int, layer: int, lane: int, x: NDArray[np.float32],
-                 ids: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
+    def dispatch(
+        self,
+        step: int,
+        layer: int,
+        lane: int,
+        x: NDArray[np.float32],
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+    ) -> None:
         """x [n, hidden], ids and weights [n, top_k]; 0 <= n <= max_tokens."""
     def combine(self, step: int, layer: int, lane: int, out: NDArray[np.float32]) -> None:
         """out[n, hidden] = sum over the token's slots in ascending order, float32."""
@@ -190,8 +280,15 @@ class FfnSide:
     """FFN rank's half: one ``serve`` a step walks every MoE layer and lane. ``owner`` [experts]
     maps each expert to its FFN rank (0-based among FFN ranks)."""
 
-    def __init__(self, domain: Domain, rank: int, owner: NDArray[np.int32], experts: Experts,
-                 pool: Pool, deadline_ms: int) -> None: ...
+    def __init__(
+        self,
+        domain: Domain,
+        rank: int,
+        owner: NDArray[np.int32],
+        experts: Experts,
+        pool: Pool,
+        deadline_ms: int,
+    ) -> None: ...
     def serve(self, step: int, lanes: int, attention_ranks: NDArray[np.int32]) -> None: ...
     @property
     def wait_ns(self) -> int: ...

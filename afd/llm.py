@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -139,7 +139,7 @@ class LLM:
 
         Leaving the iterator early aborts what is still open.
         """
-        batch = [prompts] if _is_one(prompts) else list(prompts)
+        batch = _batch(prompts)
         encoded = [self._encode(prompt) for prompt in batch]
         chosen = _one_each(sampling_params, len(encoded))
         if any(params.stop for params in chosen):
@@ -222,8 +222,12 @@ class LLM:
         self.close()
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _one_each(

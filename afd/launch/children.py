@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from afd.errors import LaunchError
 
-
 _LIFELINE_GRACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A started process; ``rank`` is None for the coordinator. ``pidfd`` is readable once it ended."""
+    """A started process; ``rank`` is None for the coordinator; ``pidfd`` is readable once it
+    ended."""
 
     name: str
     rank: int | None

@@ -206,7 +206,7 @@ class Engine:
         poller.register(self._link.socket, zmq.POLLIN)
         for child in self._children:
             poller.register(child.pidfd, zmq.POLLIN)
-        poller.poll(None if timeout_s is None else timeout_s * 1000)
+        poller.poll(None if timeout_s is None else int(timeout_s * 1000))
         if (message := self._link.recv(0)) is not None:
             return message
         if ended := self._children.ended():

@@ -52,15 +52,46 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 # Fields that change no result of inference, or that restate a tensor's shape.
 _INERT = frozenset(
-    """
-    architectures model_type transformers_version torch_dtype dtype _name_or_path use_cache
-    bos_token_id eos_token_id pad_token_id initializer_range attention_dropout
-    router_aux_loss_coef output_router_logits output_attentions output_hidden_states return_dict
-    router_jitter_noise max_window_layers auto_map id2label label2id problem_type chunk_size_feed_forward
-    is_encoder_decoder num_mtp_modules mtp_transformer_layers use_mtp layernorm_full_attention_beta
-    layernorm_linear_attention_beta layernorm_mlp_beta _attn_implementation_autoset pretraining_tp
-    sliding_window max_window_layers head_dim num_local_experts num_experts
-    """.split()
+    [
+        "architectures",
+        "model_type",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "_name_or_path",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+        "attention_dropout",
+        "router_aux_loss_coef",
+        "output_router_logits",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "router_jitter_noise",
+        "max_window_layers",
+        "auto_map",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "num_mtp_modules",
+        "mtp_transformer_layers",
+        "use_mtp",
+        "layernorm_full_attention_beta",
+        "layernorm_linear_attention_beta",
+        "layernorm_mlp_beta",
+        "_attn_implementation_autoset",
+        "pretraining_tp",
+        "sliding_window",
+        "max_window_layers",
+        "head_dim",
+        "num_local_experts",
+        "num_experts",
+    ]
 )
 
 # Fields that must have one of these values if present.

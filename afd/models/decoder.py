@@ -1,6 +1,7 @@
 """The attention side of a pre-norm rotary decoder layer, shared by every family.
 
-delta ─► + residual ─► norm ─► QKV ─► (QK-norm) ─► RoPE ─► KV ─► attention ─► O ─► + ─► norm ─► router
+delta ─► + residual ─► norm ─► QKV ─► (QK-norm) ─► RoPE ─► KV ─► attention ─► O
+      ─► + ─► norm ─► router
 """
 
 from __future__ import annotations

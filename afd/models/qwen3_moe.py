@@ -15,7 +15,7 @@ class Qwen3Moe:
     routing = Routing.SOFTMAX
 
     def parse(self, fields: Fields, generation: dict[str, Any]) -> ModelConfig:
-        """See Family.parse; a layer is dense if listed in mlp_only_layers or off the sparse step."""
+        """See Family.parse; dense are mlp_only_layers and layers off the sparse step."""
         layers = fields.integer("num_hidden_layers")
         heads = fields.integer("num_attention_heads")
         hidden = fields.integer("hidden_size")

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class CoordinatorConfig(SchedulerConfig, frozen=True, kw_only=True):
-    """SchedulerConfig and the process's own. ``lifeline_fd`` reads EOF once the launcher is gone."""
+    """SchedulerConfig and the process's own; ``lifeline_fd`` ends with the launcher."""
 
     endpoint: str
     start_timeout_s: float
@@ -115,7 +115,7 @@ class Coordinator:
 
     def _drain(self, timeout_s: float | None) -> None:
         """Waits for something to happen, then handles all that has."""
-        events = dict(self._poller.poll(None if timeout_s is None else timeout_s * 1000))
+        events = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if self._config.lifeline_fd in events:
             raise _Over
         while (arrived := self._link.recv()) is not None:

@@ -28,7 +28,7 @@ def worker_identity(rank: int) -> bytes:
 
 
 def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
+    socket: zmq.Socket[bytes] = context.socket(kind)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
     # Plans and tokens must never be dropped because a peer is slow.

@@ -33,7 +33,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
 # ----------------------------------------------------------------- front end -> coordinator
 
 
-class Generate(Message):
+class Generate(Message, frozen=True):
     """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes."""
 
     uid: int
@@ -41,38 +41,38 @@ class Generate(Message):
     sampling: SamplingParams
 
 
-class Abort(Message):
+class Abort(Message, frozen=True):
     """End a request early; tokens already on their way are dropped."""
 
     uid: int
 
 
-class Stop(Message):
+class Stop(Message, frozen=True):
     """End the receiving process in an orderly way (also coordinator -> worker)."""
 
 
-class RankLost(Message):
+class RankLost(Message, frozen=True):
     """Launcher -> coordinator: the process of ``rank`` is gone (``reason`` is a sentence)."""
 
     rank: int
     reason: str
 
 
-class GetStats(Message):
+class GetStats(Message, frozen=True):
     """Front end -> coordinator: send one Stats."""
 
 
 # ----------------------------------------------------------------- coordinator -> front end
 
 
-class Started(Message):
+class Started(Message, frozen=True):
     """Every rank is ready; limits that requests are checked against, in tokens."""
 
     kv_tokens_per_rank: int
     max_total_tokens: int
 
 
-class Tokens(Message):
+class Tokens(Message, frozen=True):
     """New tokens of one committed step, in uid order.
 
     ``uids`` int64, ``tokens`` int32, ``finished`` int8 (see FinishReason): one entry per token.
@@ -84,21 +84,21 @@ class Tokens(Message):
     finished: bytes
 
 
-class Rejected(Message):
+class Rejected(Message, frozen=True):
     """The request was not run; ``reason`` is a sentence for the user."""
 
     uid: int
     reason: str
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The run cannot go on; every open request ends with ``reason``. ``rank`` is -1 if none."""
 
     rank: int
     reason: str
 
 
-class Stats(Message):
+class Stats(Message, frozen=True):
     """Counters since start; times in milliseconds, one JSON object of plain numbers."""
 
     values: dict[str, float]
@@ -120,7 +120,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     seed: int
 
 
-class StepPlan(Message):
+class StepPlan(Message, frozen=True):
     """What one attention rank does in ``step``, as a delta to its slot table (see replica.py).
 
     Applied in this order: ``retired`` slots (int32) are dropped; ``admitted`` enter; ``pages`` are
@@ -139,7 +139,7 @@ class StepPlan(Message):
     extend: bytes = b""
 
 
-class FfnStep(Message):
+class FfnStep(Message, frozen=True):
     """One launch of an FFN rank: which attention ranks (int32 bytes) take part, how many lanes."""
 
     step: int
@@ -150,7 +150,7 @@ class FfnStep(Message):
 # ----------------------------------------------------------------- workers -> coordinator
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First message of a worker: ``role`` is "attention" or "ffn"; rank is global."""
 
     version: int
@@ -159,14 +159,14 @@ class Hello(Message):
     pid: int
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The worker has loaded its weights. ``pages`` is its KV capacity (0 for FFN ranks)."""
 
     rank: int
     pages: int
 
 
-class StepResult(Message):
+class StepResult(Message, frozen=True):
     """Sampled tokens of a step (int32, in row order, sampling rows only) and where time went."""
 
     step: int
@@ -178,7 +178,7 @@ class StepResult(Message):
     bytes_back: int
 
 
-class FfnResult(Message):
+class FfnResult(Message, frozen=True):
     """An FFN rank finished a step."""
 
     step: int
@@ -187,7 +187,7 @@ class FfnResult(Message):
     wait_us: int
 
 
-class WorkerFailed(Message):
+class WorkerFailed(Message, frozen=True):
     """A worker cannot go on; it ends after this message."""
 
     rank: int
