@@ -45,7 +45,8 @@ def load_gguf(path: Path) -> DenseModel:
     shape = _shape(reader)
     weights: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
-        values = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        # A copy: float32 tensors come as read-only views of the file.
+        values = np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
         name, part = _transformers_name(tensor.name, path)
         if part == "attn_q":
             values = _rotary_halves(values, shape.heads)

