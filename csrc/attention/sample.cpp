@@ -22,8 +22,9 @@ uint64_t mix_bits(uint64_t z) {
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
 constexpr int kBuckets = 1024;
-constexpr int kSumBlock = 512;      // elements whose weights are summed before the search descends
-constexpr float kDeepest = 104.0f;  // exp(-104) is 0 in float32
+constexpr int kSumBlock = 512;  // elements whose weights are summed before the search descends
+constexpr int kStretch = 64;
+constexpr size_t kSortedAtOnce = 4096;
 
 // Working memory of a call, reused by its rows.
 struct Workspace {
@@ -112,7 +113,8 @@ size_t sort_edge(const float* logits, double mass, Workspace& ws) {
     least = std::min(least, logits[id]);
     most = std::max(most, logits[id]);
   }
-  const float per_unit = most > least ? static_cast<float>(kBuckets) / (most - least) : 0.0f;
+  float per_unit = static_cast<float>(kBuckets) / (most - least);
+  if (!std::isfinite(per_unit)) per_unit = 0.0f;
   const auto bucket_of = [&](int32_t id) {
     const float bucket = (most - logits[id]) * per_unit;
     return bucket < static_cast<float>(kBuckets - 1) ? static_cast<int>(bucket) : kBuckets - 1;

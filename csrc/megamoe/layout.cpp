@@ -45,7 +45,7 @@ void check(const Shape& shape) {
   check("max_tokens", shape.max_tokens, 1 << 24);
   check("hidden", shape.hidden, 1 << 24);
   check("experts", shape.experts, 1 << 20);
-  check("top_k", shape.top_k, shape.experts < 1024 ? shape.experts : 1024);
+  check("top_k", shape.top_k, shape.experts < kMaxTopK ? shape.experts : kMaxTopK);
   check("moe_layers", shape.moe_layers, 1 << 20);
 }
 

@@ -31,6 +31,7 @@ struct Shape {
 constexpr uint64_t kLineBytes = 128;
 constexpr uint64_t kPageBytes = 4096;
 constexpr int32_t kMaxLanes = 4;
+constexpr int32_t kMaxTopK = 64;
 
 struct Region {
   uint64_t offset;

@@ -1,15 +1,16 @@
 # The data plane on CPU, then its bindings.
-set(AFD_ROW_OPS
-  csrc/megamoe/cpu/row_ops_portable.cpp
-  csrc/megamoe/cpu/row_ops_avx2.cpp
-  csrc/megamoe/cpu/row_ops_avx512.cpp)
+set(AFD_ROW_CODEC
+  csrc/megamoe/cpu/row_codec_portable.cpp
+  csrc/megamoe/cpu/row_codec_avx2.cpp
+  csrc/megamoe/cpu/row_codec_avx512.cpp)
 # No fused multiply-add here: every instruction-set level must round the wire to the same bits.
 # Without -fno-trapping-math GCC will not turn the codecs' selections into vector code.
-set_source_files_properties(${AFD_ROW_OPS} PROPERTIES
+set_source_files_properties(${AFD_ROW_CODEC} PROPERTIES
   COMPILE_OPTIONS "-ffp-contract=off;-fno-trapping-math")
 list(APPEND AFD_CORE_SOURCES
-  ${AFD_ROW_OPS}
-  csrc/megamoe/cpu/row_ops.cpp
+  ${AFD_ROW_CODEC}
+  csrc/megamoe/cpu/row_codec.cpp
+  csrc/megamoe/cpu/expert_bank.cpp
   csrc/megamoe/cpu/mapping.cpp
-  csrc/megamoe/cpu/wait.cpp)
+  csrc/megamoe/layout.cpp)
 list(APPEND AFD_PYTHON_SOURCES csrc/megamoe/python.cpp)

@@ -1,18 +1,18 @@
-#include "megamoe/cpu/row_ops.h"
+#include "megamoe/cpu/row_codec.h"
 
 namespace megamoe::cpu {
 
-const RowOps& row_ops() {
+const RowCodec& row_codec() {
   switch (current_isa()) {
 #if defined(__x86_64__)
     case Isa::Avx2:
-      return row_ops_avx2();
+      return row_codec_avx2();
     case Isa::Avx512:
     case Isa::Avx512Bf16:
-      return row_ops_avx512();
+      return row_codec_avx512();
 #endif
     default:
-      return row_ops_portable();
+      return row_codec_portable();
   }
 }
 

@@ -1,0 +1,26 @@
+#if defined(__x86_64__)
+// GCC 12 warns about the deliberately undefined operands of its own header (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "megamoe/cpu/row_codec.h"
+#include "megamoe/numerics.h"
+
+MEGAMOE_TARGET(MEGAMOE_AVX512_FEATURES)
+// In this order: each builds on the one before.
+#include "megamoe/cpu/simd_avx512.h"
+//
+#include "attention/vector_math.h"
+//
+#include "megamoe/cpu/row_codec_loops.h"
+MEGAMOE_TARGET_END
+
+namespace megamoe::cpu {
+
+const RowCodec& row_codec_avx512() { return kRowCodec; }
+
+}  // namespace megamoe::cpu
+#endif

@@ -1,0 +1,112 @@
+// An FFN rank's half of the boundary: one call a step, all layers and lanes.
+//
+//   for layer, for lane:
+//     await PUB[a] >= q of every attention rank a of the step; acquire
+//     schedule the copies owned here; pull each needed row once
+//     compute; write OUT[a][token][slot]
+//     DONE[a][f] = q for every a of the step, zero rows included
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "megamoe/memory.h"
+#include "megamoe/tile_schedule.h"
+
+namespace megamoe {
+
+template <class Target>
+class FfnSide {
+ public:
+  FfnSide(const Memory& memory, int ffn_rank, std::vector<int32_t> owned_index,
+          typename Target::Experts experts, uint64_t deadline_ns)
+      : memory_(memory),
+        ffn_rank_(ffn_rank),
+        owned_index_(std::move(owned_index)),
+        experts_(experts),
+        deadline_ns_(deadline_ns),
+        expert_tokens_(static_cast<size_t>(memory.layout.shape.moe_layers) *
+                       static_cast<size_t>(memory.layout.shape.experts)) {}
+
+  // `attention_ranks`: who takes part in this step.
+  void serve(uint64_t step, int lanes, const std::vector<int32_t>& attention_ranks) {
+    const int layers = memory_.layout.shape.moe_layers;
+    for (int layer = 0; layer < layers; ++layer) {
+      for (int lane = 0; lane < lanes; ++lane) {
+        const uint64_t q =
+            sequence_number(0, step, static_cast<uint64_t>(layers), static_cast<uint64_t>(layer));
+        for (const int32_t rank : attention_ranks) {
+          expect<Target>(memory_.pub(rank, lane), q, memory_, deadline_ns_, wait_ns_,
+                         memory_.layout.shape.attention_ranks + ffn_rank_, "PUB", rank);
+        }
+        compute(layer, lane, attention_ranks);
+        for (const int32_t rank : attention_ranks) {
+          publish<Target>(memory_.done(rank, lane, ffn_rank_), q);
+        }
+      }
+    }
+  }
+
+  uint64_t wait_ns() const { return wait_ns_; }
+  // [moe_layers][experts]
+  const std::vector<int64_t>& expert_tokens() const { return expert_tokens_; }
+
+ private:
+  void compute(int layer, int lane, const std::vector<int32_t>& attention_ranks) {
+    const Shape& shape = memory_.layout.shape;
+    sources_.clear();
+    for (const int32_t rank : attention_ranks) {
+      const int32_t tokens = memory_.count(rank, lane);
+      if (tokens < 0 || tokens > shape.max_tokens) Target::bad_count(rank, layer, tokens);
+      sources_.push_back({memory_.ids(rank, lane), tokens});
+    }
+    if (const auto bad = schedule_.build(sources_, shape.top_k, owned_index_, experts_.owned())) {
+      Target::bad_expert(attention_ranks[static_cast<size_t>(bad->source)], layer, bad->token,
+                         bad->id, shape.experts);
+    }
+    pull(lane, attention_ranks);
+    experts_.compute(
+        layer, schedule_, rows_.data(), [&](int copy, const float* values, int first, int columns) {
+          const RoutedCopy& routed = schedule_.copies()[static_cast<size_t>(copy)];
+          const PulledRow& row = schedule_.rows()[static_cast<size_t>(routed.row)];
+          const int rank = attention_ranks[static_cast<size_t>(row.source)];
+          const float weight = memory_.weights(rank, lane)[row.token * shape.top_k + routed.slot];
+          Target::write_back(shape.wire, values, weight, columns, first,
+                             memory_.out(rank, lane, row.token, routed.slot));
+        });
+    count_tokens(layer);
+  }
+
+  // Each needed row, decoded once however many of its experts live here.
+  void pull(int lane, const std::vector<int32_t>& attention_ranks) {
+    const Shape& shape = memory_.layout.shape;
+    const auto& rows = schedule_.rows();
+    rows_.resize(rows.size() * static_cast<size_t>(shape.hidden));
+    experts_.parallel_for(static_cast<int>(rows.size()), [&](int i) {
+      const PulledRow& row = rows[static_cast<size_t>(i)];
+      const int rank = attention_ranks[static_cast<size_t>(row.source)];
+      Target::decode_row(shape.wire, memory_.row(rank, lane, row.token),
+                         memory_.scales(rank, lane, row.token), shape.hidden,
+                         rows_.data() + static_cast<size_t>(i) * static_cast<size_t>(shape.hidden));
+    });
+  }
+
+  void count_tokens(int layer) {
+    const auto experts = static_cast<size_t>(memory_.layout.shape.experts);
+    int64_t* counts = expert_tokens_.data() + static_cast<size_t>(layer) * experts;
+    for (const Tile& tile : schedule_.tiles()) counts[experts_.id(tile.expert)] += tile.rows;
+  }
+
+  Memory memory_;
+  int ffn_rank_;
+  std::vector<int32_t> owned_index_;
+  typename Target::Experts experts_;
+  uint64_t deadline_ns_;
+  std::vector<int64_t> expert_tokens_;
+  std::vector<Routes> sources_;
+  TileSchedule schedule_;
+  std::vector<float> rows_;
+  uint64_t wait_ns_ = 0;
+};
+
+}  // namespace megamoe

@@ -1,0 +1,57 @@
+// What both sides of the boundary must agree on, as it lies in the handshake region.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "megamoe/errors.h"
+#include "megamoe/layout.h"
+
+namespace megamoe {
+
+constexpr int32_t kProtocolVersion = 1;
+
+struct HandshakeField {
+  const char* name;
+  int64_t value;
+};
+
+inline std::array<HandshakeField, 13> handshake_fields(const Layout& layout) {
+  const Shape& shape = layout.shape;
+  return {{{"protocol_version", kProtocolVersion},
+           {"attention_ranks", shape.attention_ranks},
+           {"ffn_ranks", shape.ffn_ranks},
+           {"lanes", shape.lanes},
+           {"max_tokens", shape.max_tokens},
+           {"hidden", shape.hidden},
+           {"top_k", shape.top_k},
+           {"experts", shape.experts},
+           {"moe_layers", shape.moe_layers},
+           {"wire", static_cast<int64_t>(shape.wire)},
+           {"scale_block", kScaleBlock},
+           {"segment_bytes", static_cast<int64_t>(layout.segment_bytes)},
+           {"total_bytes", static_cast<int64_t>(layout.total_bytes)}}};
+}
+
+// The creator's half; the region starts as zeros.
+inline void offer_handshake(const Layout& layout, int64_t* region) {
+  for (const HandshakeField& field : handshake_fields(layout)) *region++ = field.value;
+}
+
+// Throws HandshakeError with the first field that differs, and both values.
+inline void compare_handshake(const Layout& layout, const int64_t* region) {
+  if (*region == 0) {
+    throw HandshakeError("handshake: the memory's creator has not written it yet");
+  }
+  for (const HandshakeField& field : handshake_fields(layout)) {
+    if (*region != field.value) {
+      throw HandshakeError("handshake: field " + std::string(field.name) +
+                           " differs: this side has " + std::to_string(field.value) +
+                           ", the memory's creator has " + std::to_string(*region));
+    }
+    ++region;
+  }
+}
+
+}  // namespace megamoe
