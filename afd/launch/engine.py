@@ -21,10 +21,12 @@ from afd.launch.resolve import ResolvedConfig
 from afd_sched.coordinator import CoordinatorConfig
 from afd_sched.links import FrontendLink
 from afd_sched.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Failed,
     Generate,
     GetStats,
+    Hello,
     RankLost,
     Rejected,
     SamplingParams,
@@ -133,6 +135,8 @@ class Engine:
             worker = msgspec.json.encode(self._worker(rank, endpoint))
             self._children.start(topology.describe(rank), "afd.worker", worker, fds, rank)
         self._link = FrontendLink(endpoint)
+        hello = Hello(version=PROTOCOL_VERSION, role="frontend", rank=-1, pid=os.getpid())
+        self._link.send(hello)
 
     def _coordinator(self, endpoint: str) -> CoordinatorConfig:
         config, engine = self.config, self.config.engine

@@ -66,6 +66,8 @@ class Coordinator:
         self._link = link
         self._loop: StepLoop | None = None
         self._pages: dict[int, int] = {}
+        # A ROUTER drops what it sends to a peer that has not spoken yet.
+        self._frontend_here = False
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
         self._poller.register(config.lifeline_fd, zmq.POLLIN)
@@ -88,7 +90,7 @@ class Coordinator:
     def _start(self) -> StepLoop:
         config = self._config
         deadline = time.monotonic() + config.start_timeout_s
-        while len(self._pages) < config.ranks:
+        while len(self._pages) < config.ranks or not self._frontend_here:
             self._drain(max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline and len(self._pages) < config.ranks:
                 missing = [config.describe(r) for r in range(config.ranks) if r not in self._pages]
@@ -129,6 +131,9 @@ class Coordinator:
 
     def _from_frontend(self, message: Message) -> None:
         match message:
+            case Hello():
+                self._check_version(-1, message.version)
+                self._frontend_here = True
             case Stop():
                 raise _Over
             case RankLost():
@@ -151,14 +156,7 @@ class Coordinator:
             return
         match message:
             case Hello():
-                if message.version != PROTOCOL_VERSION:
-                    raise _Over(
-                        Failed(
-                            rank,
-                            f"control protocol version {message.version} differs from the "
-                            f"coordinator's {PROTOCOL_VERSION}; install the same afd everywhere",
-                        )
-                    )
+                self._check_version(rank, message.version)
             case Ready():
                 self._pages[rank] = message.pages
             case WorkerFailed():
@@ -167,6 +165,14 @@ class Coordinator:
                 self._loop.result(message)
             case _:
                 self._refuse(identity, message)
+
+    def _check_version(self, rank: int, version: int) -> None:
+        if version != PROTOCOL_VERSION:
+            sentence = (
+                f"control protocol version {version} differs from the coordinator's "
+                f"{PROTOCOL_VERSION}; install the same afd everywhere"
+            )
+            raise _Over(Failed(rank, sentence))
 
     def _refuse(self, identity: bytes, message: Message) -> None:
         self._link.refused += 1

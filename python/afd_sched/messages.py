@@ -151,7 +151,8 @@ class FfnStep(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of a worker: ``role`` is "attention" or "ffn"; rank is global."""
+    """First message of a worker or front end: ``role`` is "attention", "ffn" or "frontend"; rank is
+    global, -1 for a front end."""
 
     version: int
     role: str
