@@ -8,9 +8,9 @@ from afd.boundary.megamoe import MegamoeFfnPort
 from afd.boundary.ownership import balanced_owners, owned_by
 from afd.boundary.ports import AttentionPort
 from afd.checkpoint import Checkpoint
+from afd.config import BoundaryConfig, Dtype, Topology, WireType, WorkerConfig
 from afd.models.config import ModelConfig
 from afd.models.family import Family
-from afd.config import BoundaryConfig, Dtype, Topology, WireType, WorkerConfig
 
 _WIRES = {WireType.FP8: Wire.FP8, WireType.BF16: Wire.BF16, WireType.FP32: Wire.FP32}
 _WEIGHTS = {Dtype.BFLOAT16: WeightType.BF16, Dtype.FLOAT32: WeightType.FP32}

@@ -84,7 +84,7 @@ def widen_query_or_key(
     scale = _COMPANION_RATIO * power.mean(0).max().sqrt()
     wide = torch.zeros(heads, layout.width, weight.shape[1])
     wide[:, layout.kept] = weight.view(heads, d, -1)
-    wide[:, layout.companions] = scale / len(layout.companions) ** 0.5 * constant
+    wide[:, layout.companions] = scale * _companion_sizes(len(layout.companions)) * constant
     # Over the full width, heads share one length; per head, the common weight serves the mean.
     typical = ((power.mean() + scale**2) / layout.width).sqrt()
     norm = torch.zeros(layout.width)
@@ -92,6 +92,13 @@ def widen_query_or_key(
     if kind is QkNormKind.FULL_WIDTH:
         norm = norm.repeat(heads)
     return wide.flatten(0, 1), norm
+
+
+def _companion_sizes(count: int) -> torch.Tensor:
+    # All copies of one row would round alike in bfloat16 and FP8; unequal ones round apart, and the
+    # errors of their squares' sum cancel. Shape [count, 1], the squares sum to 1.
+    sizes = 2.0 ** (torch.arange(count) / count)
+    return (sizes / sizes.norm())[:, None]
 
 
 def widen_value(weight: torch.Tensor, heads: int, layout: HeadLayout) -> torch.Tensor:

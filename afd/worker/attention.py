@@ -20,7 +20,8 @@ from afd_sched.replica import SlotTable
 
 
 class AttentionWorker:
-    """``step`` turns a plan into sampled tokens; ``pages`` is the KV capacity."""
+    """``step`` turns a plan into sampled tokens with ``table`` and ``runner``; ``pages`` is the KV
+    capacity."""
 
     def __init__(self, config: WorkerConfig) -> None:
         """Loads weights; raises AfdError or the extension's HandshakeError."""
@@ -32,8 +33,8 @@ class AttentionWorker:
         self._port: AttentionPort = open_attention_port(config, family, checkpoint, pool)
         cache, self.pages = allocate_kv(config)
         decoder = Decoder(model, family, weights, cache, pool, config.context_length)
-        self._runner = Runner(model, decoder, self._port, config.max_rows, config.page_size)
-        self._table = SlotTable(
+        self.runner = Runner(model, decoder, self._port, config.max_rows, config.page_size)
+        self.table = SlotTable(
             slots=config.max_running_requests,
             pages_per_slot=-(-config.context_length // config.page_size),
         )
@@ -43,10 +44,10 @@ class AttentionWorker:
         """Runs one step; raises the extension's Aborted or Deadline."""
         start_ns = time.monotonic_ns()
         before = (self._port.wait_ns, self._port.bytes_out, self._port.bytes_back)
-        batch = self._table.apply(plan)
-        logits = self._runner.forward(plan.step, plan.lanes, batch)
-        tokens = self._runner.sample(logits, batch)
-        self._table.record(tokens)
+        batch = self.table.apply(plan)
+        logits = self.runner.forward(plan.step, plan.lanes, batch)
+        tokens = self.runner.sample(logits, batch)
+        self.table.record(tokens)
         waited_ns = self._port.wait_ns - before[0]
         return StepResult(
             step=plan.step,
