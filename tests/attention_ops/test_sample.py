@@ -74,6 +74,21 @@ def test_frequencies_match_the_distribution(level, temperature, top_k, top_p, rn
     assert chi2 < freedom + 5.0 * np.sqrt(2.0 * freedom) + 5.0
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0])
+def test_a_nucleus_of_many_thousands(level, spread, rng):
+    """Every draw lies in the exact nucleus, and both halves of its mass are drawn equally often."""
+    vocabulary, draws = 12000, 400
+    logits = normal(rng, vocabulary) * np.float32(spread)
+    p = distribution(logits, 1.0, 0, 0.7)
+    rows = np.broadcast_to(logits, (draws, vocabulary)).copy()
+    tokens = sample(rows, 1.0, 0, 0.7, seed=5, position=np.arange(draws))
+    edge = np.argsort(-logits, kind="stable")[(p > 0).sum() :][:2]
+    assert ((p[tokens] > 0) | np.isin(tokens, edge)).all()
+    order = np.argsort(-p, kind="stable")
+    upper = order[: np.searchsorted(np.cumsum(p[order]), 0.5)]
+    assert abs(np.isin(tokens, upper).mean() - 0.5) < 0.13
+
+
 def test_seeds_give_independent_numbers():
     logits = np.zeros((4000, 2), np.float32)
     streams = [sample(logits, seed=s, position=np.arange(4000)) for s in (0, 1, 2, 2**64 - 1)]
