@@ -1,0 +1,160 @@
+"""What comes back over the boundary is what the reference computes, whatever the shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afd._megamoe import Pool, WeightType, Wire
+from tests.megamoe.reference import Weights, assert_matches, moe
+from tests.megamoe.world import (
+    Outputs,
+    Routed,
+    Shape,
+    Step,
+    make_experts,
+    open_world,
+    random_delays,
+    random_step,
+)
+
+
+def _weights(rng: np.random.Generator, shape: Shape) -> Weights:
+    return Weights.random(rng, shape.moe_layers, shape.experts, shape.hidden, shape.width)
+
+
+def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outputs]) -> None:
+    for step, outputs in zip(steps, results, strict=True):
+        assert outputs.keys() == step.keys()
+        for rank, lanes in step.items():
+            for routed, out in zip(lanes, outputs[rank], strict=True):
+                for layer in range(shape.moe_layers):
+                    expected, size = moe(weights, layer, routed.x[layer], routed.ids[layer],
+                                         routed.weights[layer], shape.wire)  # fmt: skip
+                    assert_matches(out[layer], expected, size, shape.wire)
+
+
+@pytest.mark.parametrize("wire", [Wire.FP8, Wire.BF16, Wire.FP32])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes_match_the_reference(seed: int, wire: Wire) -> None:
+    rng = np.random.default_rng(seed)
+    shape = Shape.random(rng, wire=wire)
+    weights = _weights(rng, shape)
+    steps = [random_step(rng, shape) for _ in range(4)]
+    with open_world(shape, weights, threads=1 + seed % 2) as world:
+        results = world.run(steps)
+        served = sum(side.expert_tokens for side in world.ffn)
+    _check(weights, shape, steps, results)
+    for layer in range(shape.moe_layers):
+        ids = np.concatenate([r.ids[layer].ravel() for s in steps for ls in s.values() for r in ls])
+        counts = np.bincount(ids[ids >= 0], minlength=shape.experts)
+        np.testing.assert_array_equal(served[layer], counts)
+
+
+def test_many_tokens_for_one_expert_span_several_tiles() -> None:
+    rng = np.random.default_rng(1)
+    shape = Shape.random(rng, attention_ranks=2, ffn_ranks=2, lanes=1, max_tokens=150, experts=4,
+                         top_k=2, moe_layers=1, wire=Wire.FP32)  # fmt: skip
+    weights = _weights(rng, shape)
+    step = {a: [Routed.random(rng, shape, 150)] for a in range(2)}
+    for lanes in step.values():
+        lanes[0].ids[..., 0] = 1
+        lanes[0].ids[..., 1] = 2
+    with open_world(shape, weights, threads=2) as world:
+        results = world.run([step])
+    _check(weights, shape, [step], results)
+
+
+def test_bfloat16_weights_stay_within_their_rounding() -> None:
+    rng = np.random.default_rng(2)
+    shape = Shape.random(rng, wire=Wire.FP32)
+    weights = _weights(rng, shape)
+    steps = [random_step(rng, shape) for _ in range(2)]
+    with open_world(shape, weights, dtype=WeightType.BF16) as world:
+        results = world.run(steps)
+    for step, outputs in zip(steps, results, strict=True):
+        for rank, lanes in step.items():
+            for routed, out in zip(lanes, outputs[rank], strict=True):
+                expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0],
+                                     Wire.FP32)  # fmt: skip
+                limit = 2e-2 * size.mean(axis=1, keepdims=True) if size.size else size
+                assert (np.abs(out[0] - expected) <= limit + 1e-2 * size).all()
+
+
+def test_delays_do_not_change_a_bit() -> None:
+    rng = np.random.default_rng(3)
+    shape = Shape.random(rng, attention_ranks=3, ffn_ranks=2, lanes=2, moe_layers=3, wire=Wire.FP8)
+    weights = _weights(rng, shape)
+    steps = [random_step(rng, shape) for _ in range(4)]
+    runs = []
+    for seed in range(3):
+        with open_world(shape, weights, threads=2) as world:
+            if seed:
+                world.delay = random_delays(seed)
+            runs.append(world.run(steps))
+    for other in runs[1:]:
+        for a, b in zip(runs[0], other, strict=True):
+            for rank in a:
+                for x, y in zip(a[rank], b[rank], strict=True):
+                    np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", [WeightType.FP32, WeightType.BF16])
+def test_a_token_comes_back_the_same_from_any_batch(dtype: WeightType) -> None:
+    rng = np.random.default_rng(4)
+    shape = Shape.random(rng, attention_ranks=1, lanes=1, max_tokens=32, moe_layers=1,
+                         wire=Wire.FP8)  # fmt: skip
+    weights = _weights(rng, shape)
+    whole = Routed.random(rng, shape, 32)
+    parts = [Routed(whole.x[:, i:j], whole.ids[:, i:j], whole.weights[:, i:j])
+             for i, j in [(0, 1), (1, 2), (2, 9), (9, 32)]]  # fmt: skip
+    parts = [Routed(*(np.ascontiguousarray(v) for v in vars(p).values())) for p in parts]
+    with open_world(shape, weights, dtype, threads=2) as world:
+        results = world.run([{0: [whole]}, *({0: [part]} for part in parts)])
+    joined = np.concatenate([r[0][0] for r in results[1:]], axis=1)
+    np.testing.assert_array_equal(results[0][0][0], joined)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_colocated_equals_the_fp32_wire_bit_for_bit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = Shape.random(rng, attention_ranks=1, lanes=1, wire=Wire.FP32)
+    weights = _weights(rng, shape)
+    routed = Routed.random(rng, shape, shape.max_tokens)
+    with open_world(shape, weights, threads=2) as world:
+        away = world.run([{0: [routed]}])[0][0][0]
+    experts = make_experts(shape, weights, list(range(shape.experts)))
+    pool = Pool(1)
+    out = np.full_like(away, np.nan)
+    for layer in range(shape.moe_layers):
+        experts.forward(pool, layer, routed.x[layer], routed.ids[layer], routed.weights[layer],
+                        out[layer])  # fmt: skip
+    np.testing.assert_array_equal(out, away)
+
+
+def test_swapping_two_experts_changes_the_output() -> None:
+    rng = np.random.default_rng(5)
+    shape = Shape.random(rng, attention_ranks=1, lanes=1, moe_layers=1, max_tokens=8)
+    weights = _weights(rng, shape)
+    routed = Routed.random(rng, shape, 8)
+    routed.ids[..., 0] = 1
+    mixed = routed.ids.copy()
+    mixed[routed.ids == 1], mixed[routed.ids == 2] = 2, 1
+    with open_world(shape, weights) as world:
+        right, wrong = world.run([{0: [routed]}, {0: [replace(routed, ids=mixed)]}])
+    assert (np.abs(right[0][0] - wrong[0][0]).max(axis=2) > 1e-3).all()
+
+
+def test_more_ranks_than_cores() -> None:
+    rng = np.random.default_rng(6)
+    shape = Shape.random(rng, attention_ranks=5, ffn_ranks=3, lanes=2, max_tokens=6, moe_layers=3,
+                         experts=7, top_k=3)  # fmt: skip
+    weights = _weights(rng, shape)
+    steps = [random_step(rng, shape) for _ in range(20)]
+    with open_world(shape, weights) as world:
+        results = world.run(steps)
+        waited = [side.wait_ns for side in world.ffn]
+    _check(weights, shape, steps, results)
+    assert all(ns > 0 for ns in waited)
