@@ -1,11 +1,10 @@
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "attention/kernels.h"
+#include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
 #include "megamoe/cpu/scratch.h"
 

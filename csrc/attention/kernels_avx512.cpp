@@ -1,14 +1,10 @@
 #if defined(__x86_64__)
-// GCC 12 warns about the deliberately undefined operands of its own header (its bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "attention/kernels.h"
+#include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
 #include "megamoe/cpu/scratch.h"
 

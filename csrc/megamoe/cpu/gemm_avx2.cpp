@@ -1,10 +1,9 @@
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "megamoe/cpu/gemm_kernels.h"
+#include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
 
 MEGAMOE_TARGET(MEGAMOE_AVX2_FEATURES)

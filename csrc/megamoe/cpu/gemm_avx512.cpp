@@ -1,13 +1,9 @@
 #if defined(__x86_64__)
-// GCC 12 warns about the deliberately undefined operands of its own header (its bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "megamoe/cpu/gemm_kernels.h"
+#include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
 
 MEGAMOE_TARGET(MEGAMOE_AVX512_FEATURES)

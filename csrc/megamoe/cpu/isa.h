@@ -38,6 +38,10 @@ void set_isa(const std::string& name);
 #define MEGAMOE_TARGET_END MEGAMOE_PRAGMA(GCC pop_options)
 #endif
 #define MEGAMOE_AVX2_FEATURES "avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt"
-#define MEGAMOE_AVX512_FEATURES                                                             \
-  "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt,prefer-" \
-  "vector-width=512"
+#define MEGAMOE_AVX512_INSTRUCTIONS \
+  "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt"
+#if defined(__clang__)
+#define MEGAMOE_AVX512_FEATURES MEGAMOE_AVX512_INSTRUCTIONS
+#else
+#define MEGAMOE_AVX512_FEATURES MEGAMOE_AVX512_INSTRUCTIONS ",prefer-vector-width=512"
+#endif
