@@ -107,16 +107,16 @@ def find_model(config: EngineConfig, progress: Progress | None = None) -> Path:
 
     Raises ConfigError naming the known models.
     """
-    from afd.tools import default_model
+    from afd.tools.default_model import ensure, known_names
 
     path = Path(config.model).expanduser()
     if path.is_dir():
         return path.resolve()
-    if config.model in default_model.known_names():
-        return default_model.ensure(config.model, cache_dir(config), progress)
+    if config.model in known_names():
+        return ensure(config.model, cache_dir(config), progress)
     raise ConfigError(
         f"model {config.model!r} is neither a folder with a checkpoint nor one of "
-        f"{', '.join(default_model.known_names())}"
+        f"{', '.join(known_names())}"
     )
 
 

@@ -82,10 +82,20 @@ class Coordinator:
                     self._send(rank, message)
         except _Over as over:
             if over.failure is not None:
-                self._link.send(FRONTEND, over.failure)
+                self._report(over.failure)
             for rank in range(self._config.ranks):
                 self._send(rank, Stop())
             return 0 if over.failure is None else 1
+
+    def _report(self, failure: Failed) -> None:
+        """Tells the front end, however early the failure came."""
+        while not self._frontend_here:
+            if self._config.lifeline_fd in dict(self._poller.poll()):
+                return
+            while (arrived := self._link.recv()) is not None:
+                identity, message = arrived
+                self._frontend_here |= identity == FRONTEND and isinstance(message, Hello)
+        self._link.send(FRONTEND, failure)
 
     def _start(self) -> StepLoop:
         config = self._config

@@ -174,7 +174,9 @@ class World:
         """Every rank walks the steps back to back; raises what any rank raised."""
         ranks = len(self.attention) + len(self.ffn)
         with ThreadPoolExecutor(ranks) as threads:
-            served = [threads.submit(self.serve, f, first_step, steps) for f in range(len(self.ffn))]
+            served = [
+                threads.submit(self.serve, f, first_step, steps) for f in range(len(self.ffn))
+            ]
             attended = [
                 threads.submit(self.attend, a, first_step, steps)
                 for a in range(len(self.attention))

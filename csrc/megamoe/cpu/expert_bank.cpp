@@ -1,14 +1,30 @@
 #include "megamoe/cpu/expert_bank.h"
 
-#include <algorithm>
+#include <limits>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
+
+#include "megamoe/cpu/row_codec.h"
 
 namespace megamoe::cpu {
 namespace {
 
+constexpr int kPanel = PackedMatrix::kPanel;
+static_assert(kPanel == 2 * kGateBlock, "a panel holds a block of gates and its ups");
+
+// Intermediate rows alive at once: they stay in cache, and memory does not grow with the step.
+constexpr int kWaveRows = 512;
+
 void require(bool good, const std::string& sentence) {
   if (!good) throw std::invalid_argument(sentence);
+}
+
+int matrix_rows(size_t experts, int panels) {
+  const size_t rows = experts * static_cast<size_t>(panels) * kPanel;
+  require(rows <= static_cast<size_t>(std::numeric_limits<int>::max()),
+          "the experts of one layer have too many rows for one matrix");
+  return static_cast<int>(rows);
 }
 
 }  // namespace
@@ -18,17 +34,19 @@ ExpertBank::ExpertBank(int moe_layers, const std::vector<int32_t>& expert_ids, i
     : moe_layers_(moe_layers), hidden_(hidden), width_(width), expert_ids_(expert_ids) {
   require(moe_layers >= 0, "moe_layers must not be negative");
   require(hidden > 0 && width > 0, "hidden and width must be positive");
+  require(width < (1 << 24) && hidden < (1 << 24), "hidden and width must be below 2^24");
   std::vector<int32_t> sorted = expert_ids;
   std::sort(sorted.begin(), sorted.end());
   require(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
           "expert_ids must not repeat");
   require(sorted.empty() || sorted.front() >= 0, "expert_ids must not be negative");
-  const size_t count = static_cast<size_t>(moe_layers) * expert_ids.size();
-  experts_.reserve(count);
-  const int gate_up_rows = static_cast<int>(gate_up_columns());
-  for (size_t i = 0; i < count; ++i) {
-    experts_.push_back(
-        {PackedMatrix(gate_up_rows, hidden, type), PackedMatrix(hidden, width, type)});
+  if (expert_ids.empty()) return;
+  const int gate_up_rows = matrix_rows(expert_ids.size(), gate_up_panels());
+  const int down_rows = matrix_rows(expert_ids.size(), down_panels());
+  layers_.reserve(index(moe_layers));
+  for (int layer = 0; layer < moe_layers; ++layer) {
+    layers_.push_back(
+        {PackedMatrix(gate_up_rows, hidden, type), PackedMatrix(down_rows, width, type)});
   }
 }
 
@@ -38,8 +56,8 @@ void ExpertBank::load(int layer, int expert, const T* gate, const T* up, const T
                                                  std::to_string(moe_layers_) + ")");
   const auto found = std::find(expert_ids_.begin(), expert_ids_.end(), expert);
   require(found != expert_ids_.end(), "expert " + std::to_string(expert) + " is not held here");
-  const auto index = static_cast<size_t>(found - expert_ids_.begin());
-  Expert& target = experts_[static_cast<size_t>(layer) * expert_ids_.size() + index];
+  const int position = static_cast<int>(found - expert_ids_.begin());
+  Layer& target = layers_[index(layer)];
   const auto put = [](PackedMatrix& matrix, int row, const T* w, int rows) {
     if constexpr (std::is_same_v<T, float>) {
       matrix.load_f32(row, w, rows);
@@ -47,13 +65,14 @@ void ExpertBank::load(int layer, int expert, const T* gate, const T* up, const T
       matrix.load_bf16(row, w, rows);
     }
   };
+  const int first_row = position * gate_up_panels() * kPanel;
   for (int first = 0; first < width_; first += kGateBlock) {
     const int rows = std::min(kGateBlock, width_ - first);
-    const auto offset = static_cast<size_t>(first) * static_cast<size_t>(hidden_);
-    put(target.gate_up, 2 * first, gate + offset, rows);
-    put(target.gate_up, 2 * first + kGateBlock, up + offset, rows);
+    const size_t offset = index(first) * index(hidden_);
+    put(target.gate_up, first_row + 2 * first, gate + offset, rows);
+    put(target.gate_up, first_row + 2 * first + kGateBlock, up + offset, rows);
   }
-  put(target.down, 0, down, hidden_);
+  put(target.down, position * down_panels() * kPanel, down, hidden_);
 }
 
 template void ExpertBank::load(int, int, const float*, const float*, const float*);
@@ -61,47 +80,81 @@ template void ExpertBank::load(int, int, const uint16_t*, const uint16_t*, const
 
 size_t ExpertBank::bytes() const {
   size_t bytes = 0;
-  for (const Expert& expert : experts_) bytes += expert.gate_up.bytes() + expert.down.bytes();
+  for (const Layer& layer : layers_) bytes += layer.gate_up.bytes() + layer.down.bytes();
   return bytes;
 }
 
 std::vector<int32_t> ExpertBank::owned_index(int experts) const {
-  std::vector<int32_t> index(static_cast<size_t>(experts), -1);
+  std::vector<int32_t> positions(index(experts), -1);
   for (size_t i = 0; i < expert_ids_.size(); ++i) {
     require(expert_ids_[i] < experts, "expert " + std::to_string(expert_ids_[i]) +
                                           " is outside [0, " + std::to_string(experts) + ")");
-    index[static_cast<size_t>(expert_ids_[i])] = static_cast<int32_t>(i);
+    positions[index(expert_ids_[i])] = static_cast<int32_t>(i);
   }
-  return index;
+  return positions;
 }
 
-void ExpertBank::activate(Pool& pool, int layer, const TileSchedule& schedule, const float* rows,
-                          ExpertScratch& scratch) const {
-  const auto& tiles = schedule.tiles();
-  const int panels = static_cast<int>(gate_up_columns()) / PackedMatrix::kPanel;
-  const auto split = ColumnSplit::make(static_cast<int>(tiles.size()), panels, pool.threads());
+size_t ExpertBank::wave_end(const std::vector<Tile>& tiles, size_t begin) {
+  int rows = tiles[begin].rows;
+  size_t end = begin + 1;
+  while (end < tiles.size() && rows + tiles[end].rows <= kWaveRows) rows += tiles[end++].rows;
+  return end;
+}
+
+ExpertBank::Wave ExpertBank::make_wave(const TileSchedule& schedule, size_t begin, size_t end,
+                                       int threads, ExpertScratch& scratch) const {
+  const Tile& first = schedule.tiles()[begin];
+  const Tile& last = schedule.tiles()[end - 1];
+  const size_t copies = index(last.first + last.rows - first.first);
+  return {&schedule,
+          begin,
+          static_cast<int>(end - begin),
+          threads,
+          first.first,
+          scratch.gate_up.reserve(copies * gate_up_columns()),
+          scratch.act.reserve(copies * index(width_)),
+          scratch.down.reserve(copies * down_columns())};
+}
+
+void ExpertBank::activate(Pool& pool, int layer, const Wave& wave, const float* const* rows) const {
+  const Split split(wave, gate_up_panels());
   const RowCodec& codec = row_codec();
-  pool.parallel_for(split.tasks(), [&](int task) {
-    const Tile& tile = tiles[static_cast<size_t>(split.tile(task))];
-    const int begin = split.begin(task, panels);
-    const int end = split.end(task, panels);
+  const auto& copies = wave.schedule->copies();
+  pool.parallel_for(split.tasks(wave), [&](int task) {
+    const Tile& tile = wave.tile(split.tile(task));
+    const int begin = split.begin(task);
+    const int end = split.end(task);
+    const int base = tile.expert * gate_up_panels();
     const float* x[TileSchedule::kTileRows];
     float* y[TileSchedule::kTileRows];
     for (int r = 0; r < tile.rows; ++r) {
-      const auto copy = static_cast<size_t>(tile.first + r);
-      const auto row = static_cast<size_t>(schedule.copies()[copy].row);
-      x[r] = rows + row * static_cast<size_t>(hidden_);
-      y[r] = scratch.gate_up.data() + copy * gate_up_columns();
+      x[r] = rows[copies[index(tile.first + r)].row];
+      y[r] = wave.gate_up + index(tile.first + r - wave.first_copy) * gate_up_columns();
     }
-    gemm_rows(x, y, tile.rows, expert(layer, tile.expert).gate_up, begin, end, false);
+    float* shifted[TileSchedule::kTileRows];  // gemm_rows counts columns from the matrix's first
+    for (int r = 0; r < tile.rows; ++r) shifted[r] = y[r] - int64_t{base} * kPanel;
+    gemm_rows(x, shifted, tile.rows, layers_[index(layer)].gate_up, base + begin, base + end,
+              false);
     const int first = begin * kGateBlock;
-    const int last = std::min(end * kGateBlock, width_);
+    const int columns = std::min(end * kGateBlock, width_) - first;
     for (int r = 0; r < tile.rows; ++r) {
-      const auto copy = static_cast<size_t>(tile.first + r);
-      codec.swiglu(y[r] + begin * PackedMatrix::kPanel, last - first,
-                   scratch.act.data() + copy * static_cast<size_t>(width_) + first);
+      codec.swiglu(y[r] + begin * kPanel, columns,
+                   wave.act + index(tile.first + r - wave.first_copy) * index(width_) + first);
     }
   });
+}
+
+void ExpertBank::down_tile(int layer, const Wave& wave, const Tile& tile, int begin,
+                           int end) const {
+  const int base = tile.expert * down_panels();
+  const float* x[TileSchedule::kTileRows];
+  float* shifted[TileSchedule::kTileRows];
+  for (int r = 0; r < tile.rows; ++r) {
+    const size_t row = index(tile.first + r - wave.first_copy);
+    x[r] = wave.act + row * index(width_);
+    shifted[r] = wave.down + row * down_columns() - int64_t{base} * kPanel;
+  }
+  gemm_rows(x, shifted, tile.rows, layers_[index(layer)].down, base + begin, base + end, false);
 }
 
 }  // namespace megamoe::cpu

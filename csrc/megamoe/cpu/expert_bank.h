@@ -1,30 +1,33 @@
 // The experts one process holds, packed for the tile GEMM, and their computation.
+//
+//   phase 1   act[copy] = silu(gate) * up      from the pulled rows
+//   phase 2   down(act[copy])                  handed to a sink, column range by column range
+//
+// Both phases are split over (tile, columns), so that a single token keeps every thread busy.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "megamoe/cpu/gemm.h"
+#include "megamoe/cpu/grow_buffer.h"
 #include "megamoe/cpu/pool.h"
-#include "megamoe/cpu/row_codec.h"
-#include "megamoe/experts.h"
 #include "megamoe/tile_schedule.h"
 
 namespace megamoe::cpu {
 
-// Working memory of one computation at a time; grows to the largest step and stays.
+// Working memory of one computation at a time.
 struct ExpertScratch {
-  std::vector<float> gate_up;
-  std::vector<float> act;
-  std::vector<float> down;
+  GrowBuffer<float> gate_up;
+  GrowBuffer<float> act;
+  GrowBuffer<float> down;
 };
 
 class ExpertBank {
  public:
-  // Throws std::invalid_argument for a size that is not positive or an id that is negative,
-  // repeated or missing.
+  // Throws std::invalid_argument for a size that is not positive or an id that is negative or
+  // repeated.
   ExpertBank(int moe_layers, const std::vector<int32_t>& expert_ids, int hidden, int width,
              WeightType type);
 
@@ -43,69 +46,93 @@ class ExpertBank {
   // id is outside.
   std::vector<int32_t> owned_index(int experts) const;
 
-  // Computes every copy of the schedule. `rows` [pulled rows][hidden] as FP32. For each copy and
-  // column range, calls sink(copy index, const float* values, first column, columns) with the
-  // unweighted outputs of columns [first, first + columns).
+  // Computes every copy of the schedule. rows[i] is the i-th pulled row [hidden]. For each copy
+  // and column range, calls sink(copy index, const float* values, first column, columns) with the
+  // unweighted outputs of columns [first, first + columns), on any thread of the pool.
   template <class Sink>
-  void compute(Pool& pool, int layer, const TileSchedule& schedule, const float* rows,
+  void compute(Pool& pool, int layer, const TileSchedule& schedule, const float* const* rows,
                ExpertScratch& scratch, Sink&& sink) const {
-    const auto copies = schedule.copies().size();
-    scratch.gate_up.resize(copies * gate_up_columns());
-    scratch.act.resize(copies * static_cast<size_t>(width_));
-    scratch.down.resize(copies * down_columns());
-    activate(pool, layer, schedule, rows, scratch);
-    project(pool, layer, schedule, scratch, std::forward<Sink>(sink));
+    const auto& tiles = schedule.tiles();
+    for (size_t begin = 0, end; begin < tiles.size(); begin = end) {
+      end = wave_end(tiles, begin);
+      const Wave wave = make_wave(schedule, begin, end, pool.threads(), scratch);
+      activate(pool, layer, wave, rows);
+      project(pool, layer, wave, sink);
+    }
   }
 
  private:
-  struct Expert {
+  // Every expert of a layer lies in one matrix: expert i's rows start at i times its padded rows.
+  struct Layer {
     PackedMatrix gate_up;  // 16 gates, 16 ups, 16 gates …: one panel makes 16 activations
     PackedMatrix down;
   };
 
-  const Expert& expert(int layer, int index) const {
-    return experts_[static_cast<size_t>(layer) * expert_ids_.size() + static_cast<size_t>(index)];
-  }
-  size_t gate_up_columns() const {
-    return static_cast<size_t>((width_ + kGateBlock - 1) / kGateBlock) * PackedMatrix::kPanel;
-  }
-  size_t down_columns() const {
-    return static_cast<size_t>((hidden_ + PackedMatrix::kPanel - 1) / PackedMatrix::kPanel) *
-           PackedMatrix::kPanel;
-  }
+  // Tiles whose intermediate results live at the same time.
+  struct Wave {
+    const TileSchedule* schedule;
+    size_t first_tile;
+    int tiles;
+    int threads;
+    int32_t first_copy;
+    float* gate_up;
+    float* act;
+    float* down;
 
-  void activate(Pool& pool, int layer, const TileSchedule& schedule, const float* rows,
-                ExpertScratch& scratch) const;
+    const Tile& tile(int i) const { return schedule->tiles()[first_tile + static_cast<size_t>(i)]; }
+  };
+
+  // A tile's columns, cut so that a pool has a few tasks a thread.
+  struct Split {
+    Split(const Wave& wave, int panels) : panels_(panels) {
+      constexpr int kTasksPerThread = 4;
+      const int wanted = (kTasksPerThread * wave.threads + wave.tiles - 1) / wave.tiles;
+      parts_ = wave.threads == 1 ? 1 : std::clamp(wanted, 1, panels);
+    }
+    int tasks(const Wave& wave) const { return wave.tiles * parts_; }
+    int tile(int task) const { return task / parts_; }
+    int begin(int task) const { return panels_ * (task % parts_) / parts_; }
+    int end(int task) const { return panels_ * (task % parts_ + 1) / parts_; }
+
+   private:
+    int panels_;
+    int parts_;
+  };
+
+  static size_t wave_end(const std::vector<Tile>& tiles, size_t begin);
+  Wave make_wave(const TileSchedule& schedule, size_t begin, size_t end, int threads,
+                 ExpertScratch& scratch) const;
+  void activate(Pool& pool, int layer, const Wave& wave, const float* const* rows) const;
+  void down_tile(int layer, const Wave& wave, const Tile& tile, int begin, int end) const;
 
   template <class Sink>
-  void project(Pool& pool, int layer, const TileSchedule& schedule, ExpertScratch& scratch,
-               Sink&& sink) const {
-    const auto& tiles = schedule.tiles();
-    const int panels = static_cast<int>(down_columns()) / PackedMatrix::kPanel;
-    const auto split = ColumnSplit::make(static_cast<int>(tiles.size()), panels, pool.threads());
-    pool.parallel_for(split.tasks(), [&](int task) {
-      const Tile& tile = tiles[static_cast<size_t>(split.tile(task))];
-      const int begin = split.begin(task, panels);
-      const int end = split.end(task, panels);
-      const float* x[TileSchedule::kTileRows];
-      float* y[TileSchedule::kTileRows];
-      for (int r = 0; r < tile.rows; ++r) {
-        const auto copy = static_cast<size_t>(tile.first + r);
-        x[r] = scratch.act.data() + copy * static_cast<size_t>(width_);
-        y[r] = scratch.down.data() + copy * down_columns();
-      }
-      gemm_rows(x, y, tile.rows, expert(layer, tile.expert).down, begin, end, false);
+  void project(Pool& pool, int layer, const Wave& wave, Sink&& sink) const {
+    const Split split(wave, down_panels());
+    pool.parallel_for(split.tasks(wave), [&](int task) {
+      const Tile& tile = wave.tile(split.tile(task));
+      const int begin = split.begin(task);
+      const int end = split.end(task);
+      down_tile(layer, wave, tile, begin, end);
       const int first = begin * PackedMatrix::kPanel;
-      const int last = end * PackedMatrix::kPanel < hidden_ ? end * PackedMatrix::kPanel : hidden_;
-      for (int r = 0; r < tile.rows; ++r) sink(tile.first + r, y[r] + first, first, last - first);
+      const int columns = std::min(end * PackedMatrix::kPanel, hidden_) - first;
+      for (int32_t copy = tile.first; copy < tile.first + tile.rows; ++copy) {
+        sink(copy, wave.down + index(copy - wave.first_copy) * down_columns() + first, first,
+             columns);
+      }
     });
   }
+
+  static size_t index(int32_t i) { return static_cast<size_t>(i); }
+  int gate_up_panels() const { return (width_ + PackedMatrix::kPanel / 2 - 1) / (PackedMatrix::kPanel / 2); }
+  int down_panels() const { return (hidden_ + PackedMatrix::kPanel - 1) / PackedMatrix::kPanel; }
+  size_t gate_up_columns() const { return index(gate_up_panels()) * PackedMatrix::kPanel; }
+  size_t down_columns() const { return index(down_panels()) * PackedMatrix::kPanel; }
 
   int moe_layers_;
   int hidden_;
   int width_;
   std::vector<int32_t> expert_ids_;
-  std::vector<Expert> experts_;
+  std::vector<Layer> layers_;
 };
 
 }  // namespace megamoe::cpu

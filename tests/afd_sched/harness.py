@@ -1,0 +1,164 @@
+"""The real Scheduler driving FakeRanks, with every invariant checked after each move."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afd_sched.ints import unpack_int32
+from afd_sched.messages import SamplingParams
+from afd_sched.req import FinishReason
+from afd_sched.scheduler import Scheduler, SchedulerConfig, StepBundle, TokenBatch
+from tests.afd_sched.fleet import EOS, FakeRank, sequential
+
+
+class Harness:
+    """Moves: ``add``, ``abort``, ``plan``, ``run_rank``, ``commit``; ``drain`` runs to the end."""
+
+    def __init__(self, config: SchedulerConfig, pages_per_rank: list[int]) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config, pages_per_rank)
+        self.ranks = [
+            FakeRank(config.max_running_requests, pages, config.page_size, config.context_length)
+            for pages in pages_per_rank
+        ]
+        self.bundles: list[StepBundle] = []
+        self.results: dict[int, dict[int, NDArray[np.int32]]] = {}
+        self.prompts: dict[int, list[int]] = {}
+        self.samplings: dict[int, SamplingParams] = {}
+        self.delivered: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.aborted: set[int] = set()
+        self._last_step = -1
+
+    def add(self, prompt: list[int], sampling: SamplingParams) -> int:
+        """A request with the next uid."""
+        uid = len(self.prompts)
+        self.scheduler.add(uid, np.array(prompt, np.int32), sampling)
+        self.prompts[uid], self.samplings[uid], self.delivered[uid] = prompt, sampling, []
+        return uid
+
+    def abort(self, uid: int) -> None:
+        """Also of a finished or unknown uid."""
+        self.scheduler.abort(uid)
+        if uid in self.prompts and uid not in self.finished:
+            self.aborted.add(uid)
+
+    def plan(self) -> StepBundle | None:
+        """Plans a step if the depth allows one, and hands it to the ranks."""
+        if not self.scheduler.may_plan:
+            return None
+        bundle = self.scheduler.plan()
+        if bundle is None:
+            return None
+        config = self.config
+        assert bundle.step == self._last_step + 1
+        self._last_step = bundle.step
+        assert 1 <= bundle.lanes <= config.num_lanes
+        assert (bundle.ffn is not None) == (config.ffn_ranks > 0)
+        if bundle.ffn is not None:
+            assert bundle.ffn.step == bundle.step and bundle.ffn.lanes == bundle.lanes
+            assert unpack_int32(bundle.ffn.attention_ranks).tolist() == sorted(bundle.plans)
+        for rank, plan in bundle.plans.items():
+            assert plan.step == bundle.step and plan.lanes == bundle.lanes
+            self.ranks[rank].receive(plan)
+        self.bundles.append(bundle)
+        self.results[bundle.step] = {}
+        assert len(self.bundles) <= (2 if config.overlap else 1)
+        return bundle
+
+    def run_rank(self, rank: int) -> None:
+        """The rank runs its oldest plan; nothing if it has none."""
+        worker = self.ranks[rank]
+        if worker.pending:
+            step, tokens = worker.run()
+            self.results[step][rank] = tokens
+            assert worker.max_rows <= (
+                self.config.max_running_requests + self.config.chunked_prefill_size
+            )
+
+    def commit(self) -> TokenBatch | None:
+        """Commits the oldest step if all its ranks have run."""
+        if not self.bundles or self.results[self.bundles[0].step].keys() != (
+            self.bundles[0].plans.keys()
+        ):
+            return None
+        step = self.bundles.pop(0).step
+        batch = self.scheduler.commit(step, self.results.pop(step))
+        for worker in self.ranks:
+            worker.committed(step)
+        self._deliver(step, batch)
+        return batch
+
+    def _deliver(self, step: int, batch: TokenBatch) -> None:
+        assert batch.step == step
+        uids = batch.uids.tolist()
+        assert uids == sorted(set(uids)), "a batch is in uid order, one token each"
+        for uid, token, reason in zip(
+            uids, batch.tokens.tolist(), batch.finished.tolist(), strict=True
+        ):
+            assert uid not in self.finished, "a token after the last one"
+            assert uid not in self.aborted, "a token after the abort"
+            self.delivered[uid].append(token)
+            if reason:
+                self.finished[uid] = FinishReason(reason)
+
+    def advance(self) -> bool:
+        """As the coordinator does: plans as far ahead as it may, then one step is run and
+        committed; whether anything happened."""
+        planned = False
+        while self.plan() is not None:
+            planned = True
+        for rank in range(len(self.ranks)):
+            self.run_rank(rank)
+        return self.commit() is not None or planned
+
+    def drain(self, most_steps: int = 20_000) -> None:
+        """Runs until no request is open; more than ``most_steps`` moves is starvation."""
+        for _ in range(most_steps):
+            open_requests = self.scheduler.running + self.scheduler.waiting
+            if not (open_requests or self.bundles):
+                break
+            assert self.advance(), "open requests, and nothing happens"
+            self.check_conservation()
+        else:
+            raise AssertionError("a request starves")
+        assert self.plan() is None
+        self.check_conservation()
+
+    def check_conservation(self) -> None:
+        """Every slot and page of every rank is in exactly one place."""
+        for rank in self.scheduler._ranks:
+            slots = len(rank.running.uid)
+            resident, freeing = set(rank.running.order.tolist()), set(rank._freeing)
+            free = set(rank.table._free)
+            assert len(free) == len(rank.table._free) and len(freeing) == len(rank._freeing)
+            assert resident.isdisjoint(freeing) and free.isdisjoint(resident | freeing)
+            assert resident | freeing | free == set(range(slots))
+            cache = rank.cache
+            held = [int(p) for pieces in cache._held for piece in pieces for p in piece]
+            everywhere = held + cache._stack[: cache.free].tolist()
+            assert sorted(everywhere) == list(range(cache.pages))
+            assert int(cache.held_count.sum()) == len(held)
+            assert not any(cache.held_count[slot] for slot in free)
+
+    def check_pools_are_full(self) -> None:
+        """Nothing is left behind once all is done."""
+        for rank in self.scheduler._ranks:
+            assert rank.cache.free == rank.cache.pages
+            assert rank.table.free == len(rank.running.uid)
+
+    def check_outputs(self) -> None:
+        """What was delivered is what each request generates alone (a prefix, if it was aborted)."""
+        for uid, prompt in self.prompts.items():
+            sampling = self.samplings[uid]
+            total = self.scheduler.max_total_tokens
+            expected = sequential(prompt, sampling, total)
+            got = self.delivered[uid]
+            if uid in self.aborted:
+                assert got == expected[: len(got)]
+                continue
+            assert got == expected
+            stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(EOS))
+            reason = FinishReason.STOP if got[-1] in stops else FinishReason.LENGTH
+            assert self.finished[uid] is reason

@@ -1,0 +1,223 @@
+"""Start-up, shutdown and death: one clear sentence, a status, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from afd import LLM, SamplingParams
+from afd.config import EngineConfig
+from afd.errors import EngineDeadError, LaunchError, RequestError
+from afd.launch.engine import Engine
+from afd.launch.resolve import resolve
+
+Checkpoints = Callable[[str], Path]
+LONG = SamplingParams(max_new_tokens=400)
+ENDS_WITHIN_S = 10
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = shared_memory()
+    yield
+    assert shared_memory() <= before
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=1)
+    assert not left
+
+
+def launch(*flags: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "afd.launch.entry", *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcome(*flags: str) -> tuple[int, str]:
+    """Exit status and the last line on standard error."""
+    process = launch(*flags)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors.strip()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--model", "no-such-model"], "'no-such-model' is neither a folder"),
+        (["--m", "0"], "--m must be at least 1, not 0"),
+        (["--n", "-1"], "--n must be at least 0, not -1"),
+        (["--n", "99"], "has only 7 experts"),
+        (["--num-lanes", "5"], "--num-lanes must be 1 to 4, not 5"),
+        (["--wire", "int4"], "invalid choice: 'int4'"),
+        (["--promt", "x"], "unrecognized arguments: --promt"),
+        (["--top-p", "0"], "top_p must be in (0, 1]"),
+        (["--config", "no-such-preset"], "neither a file nor one of"),
+        (["--kv-tokens", "900000000000"], "the KV cache does not fit"),
+        (["--context-length", "100000"], "above the model's 512"),
+    ],
+)
+def test_a_bad_flag_ends_with_one_sentence(
+    checkpoint: Checkpoints, flags: list[str], sentence: str
+) -> None:
+    base = ["--model", str(checkpoint("qwen3")), "--skip-tokenizer-init", "--prompt", "1 2 3"]
+    status, errors = outcome(*base, *flags)
+    assert status in (1, 2)
+    assert sentence in " ".join(errors.split())
+    assert "Traceback" not in errors
+
+
+def test_a_worker_that_dies_while_starting_ends_the_launch(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in checkpoint("qwen3").iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    start = time.monotonic()
+    status, errors = outcome(
+        "--model", str(broken), "--skip-tokenizer-init", "--prompt", "1", "--m", "2", "--n", "2"
+    )
+    assert status == 1
+    assert "rank" in errors
+    assert "is cut short" in " ".join(errors.split())
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.0])
+def test_ctrl_c_ends_everything_with_130(checkpoint: Checkpoints, after_s: float) -> None:
+    """``after_s`` counts from the moment the first child exists."""
+    process = launch(
+        *("--model", str(checkpoint("mixtral")), "--skip-tokenizer-init", "--m", "2"),
+        *("--prompt", "1 2 3", "--max-new-tokens", "100000", "--json"),
+        *("--prompt", "7", "--ignore-eos", "--context-length", "500"),
+        *("--max-running-requests", "1", "--chunked-prefill-size", "1", "--prompt", "4 " * 400),
+    )
+    while not psutil.Process(process.pid).children() and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(after_s)
+    if process.poll() is not None:
+        pytest.skip("the run was over before the signal")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 130
+    assert not psutil.wait_procs(children, timeout=ENDS_WITHIN_S)[1]
+
+
+def test_killing_the_launcher_ends_every_child(checkpoint: Checkpoints) -> None:
+    code = (
+        "from afd import LLM, SamplingParams\n"
+        f"llm = LLM({str(checkpoint('qwen3'))!r}, m=2, n=1, skip_tokenizer_init=True)\n"
+        "print('up', flush=True)\n"
+        "while True:\n"
+        "    llm.generate([[1, 2, 3]], SamplingParams(max_new_tokens=400, ignore_eos=True))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 4
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert not psutil.wait_procs(children, timeout=ENDS_WITHIN_S)[1]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_worker_killed_while_generating_is_named(checkpoint: Checkpoints, rank: int) -> None:
+    with LLM(checkpoint("qwen3"), m=2, n=2, skip_tokenizer_init=True, threads=1) as llm:
+        stream = llm.stream([[1, 2, 3]] * 4, LONG)
+        for _ in range(20):
+            next(stream)
+        kill_rank(rank)
+        start = time.monotonic()
+        with pytest.raises(EngineDeadError, match=f"rank {rank} was killed by signal 9") as caught:
+            for _ in stream:
+                pass
+        assert caught.value.rank == rank
+        with pytest.raises(EngineDeadError):
+            llm.generate([[1]])
+    assert time.monotonic() - start < ENDS_WITHIN_S
+
+
+def kill_rank(rank: int) -> None:
+    """Children start in rank order after the coordinator."""
+    children = sorted(psutil.Process().children(), key=lambda child: child.pid)
+    workers = [child for child in children if "afd.worker" in child.cmdline()]
+    workers[rank].kill()
+
+
+def test_the_coordinator_killed_while_generating_is_named(checkpoint: Checkpoints) -> None:
+    with LLM(checkpoint("qwen3"), skip_tokenizer_init=True, threads=1) as llm:
+        stream = llm.stream([[1, 2, 3]], LONG)
+        next(stream)
+        for child in psutil.Process().children():
+            if "afd_sched" in child.cmdline():
+                child.kill()
+        with pytest.raises(EngineDeadError, match="the coordinator was killed by signal 9"):
+            for _ in stream:
+                pass
+
+
+def test_two_engines_run_side_by_side(checkpoint: Checkpoints) -> None:
+    options = {"skip_tokenizer_init": True, "threads": 1}
+    with LLM(checkpoint("qwen3"), **options) as a, LLM(checkpoint("minimax"), **options) as b:
+        alone = a.generate([[3, 1, 4]], LONG)
+        both = zip(a.stream([[3, 1, 4]], LONG), b.stream([[1]] * 2, LONG), strict=False)
+        last = [first for first, _ in both][-1]
+        assert alone[0].token_ids[: len(last.token_ids)] == last.token_ids
+
+
+def test_leaving_a_stream_early_frees_its_slots(checkpoint: Checkpoints) -> None:
+    path = checkpoint("mixtral")
+    with LLM(path, skip_tokenizer_init=True, threads=1, max_running_requests=1) as llm:
+        for _ in range(3):
+            stream = llm.stream([[1, 2]], LONG)
+            next(stream)
+            stream.close()
+        assert len(llm.generate([[5]], SamplingParams(max_new_tokens=3))[0].token_ids) == 3
+
+
+def test_a_request_that_cannot_run_is_refused_and_the_engine_goes_on(
+    checkpoint: Checkpoints,
+) -> None:
+    with LLM(checkpoint("qwen3"), skip_tokenizer_init=True, threads=1, kv_tokens=64) as llm:
+        for prompt, sentence in (
+            ([1] * 64, "leaves no room to answer"),
+            ([], "a prompt is empty"),
+            ([1, 199], r"token id 199 is outside the vocabulary"),
+            ("text", "give prompts as lists of token ids"),
+        ):
+            with pytest.raises(RequestError, match=sentence):
+                llm.generate([prompt])
+        output = llm.generate([[1, 2]], SamplingParams(max_new_tokens=500, ignore_eos=True))[0]
+        assert output.finish_reason == "length"
+        assert len(output.token_ids) == 62
+
+
+def test_a_rank_that_never_comes_is_named(checkpoint: Checkpoints) -> None:
+    config = resolve(
+        EngineConfig(
+            model=str(checkpoint("qwen3")), skip_tokenizer_init=True, start_timeout_s=0.001
+        )
+    )
+    with pytest.raises(LaunchError, match="attention rank 0, FFN rank 1 did not become ready"):
+        Engine(config)
