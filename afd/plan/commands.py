@@ -202,7 +202,9 @@ def _explain(options: argparse.Namespace) -> Answer:
     )
     if options.ratio:
         lanes = 2 if 2 in limits.lanes else limits.lanes[0]
-        afd = disaggregated(bench, *options.ratio, batch, min(lanes, batch), cut)
+        afd = disaggregated(
+            bench, options.ratio[0], options.ratio[1], batch, min(lanes, batch), cut
+        )
     else:
         found = recommend(bench, limits).best_afd
         if found is None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from afd.plan.hardware import Hardware
 
 
-def best_seconds(work: object, tries: int = 3) -> float:
+def best_seconds(work: Callable[[], object], tries: int = 3) -> float:
     """The fastest of a few runs of ``work()``."""
     best = float("inf")
     for _ in range(tries):
         start = time.perf_counter()
-        work()  # type: ignore[operator]
+        work()
         best = min(best, time.perf_counter() - start)
     return best
 

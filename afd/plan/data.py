@@ -15,7 +15,7 @@ from afd.plan.errors import PlanError, UnknownNameError
 def data_root() -> Traversable:
     """The folder that holds ``hardware/`` and ``models/``.
 
-    An installed product has it as ``afd.configs``; a plain checkout as ``configs/`` beside ``afd/``.
+    An installed product has it as ``afd.configs``, a checkout as ``configs/`` beside ``afd/``.
     """
     try:
         root = files(importlib.import_module("afd.configs"))

@@ -20,8 +20,8 @@ class DoesNotFitError(PlanError):
     def __init__(self, role: str, needed_bytes: float, available_bytes: float) -> None:
         over_gb = (needed_bytes - available_bytes) / 1e9
         super().__init__(
-            f"{role} needs {needed_bytes / 1e9:.1f} GB per GPU and has {available_bytes / 1e9:.1f} GB "
-            f"usable, {over_gb:.1f} GB too little; use more GPUs for this role, a shorter context "
+            f"{role} needs {needed_bytes / 1e9:.1f} GB per GPU and has "
+            f"{available_bytes / 1e9:.1f} GB usable, {over_gb:.1f} GB too little; use more GPUs for this role, a shorter context "
             "or narrower weights or KV"
         )
 

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from afd.plan.bench import make_bench
 from afd.plan.calibration import FITTED, Calibration, load_calibration, model_key
 from afd.plan.hardware import Hardware
+from afd.plan.kernels import KernelTimes, Roofline
 from afd.plan.layouts import Workload, colocated, disaggregated
 from afd.plan.model_spec import load_model
 from afd.plan.rows import Row
+from afd.plan.tables import TableTimes
 
 Vector = NDArray[np.float64]
 
@@ -23,7 +25,7 @@ Vector = NDArray[np.float64]
 PRIOR = {
     "attention_efficiency": (0.93, 0.15),
     "expert_efficiency": (0.65, 0.2),
-    "skew_exponent": (0.9, 0.08),
+    "skew_exponent": (0.9, 0.05),
     "colocated_moe_us": (60.0, 0.3),
     "dense_us": (60.0, 0.3),
 }
@@ -53,9 +55,16 @@ def fit_calibration(
 
     def unpack(x: Vector) -> Calibration:
         values = np.exp(x)
-        named = {name: float(v) for name, v in zip(FITTED, values, strict=False)}
+        attention, experts, skew, moe_us = (float(v) for v in values[: len(FITTED)])
         dense = {m: float(v) for m, v in zip(models, values[len(FITTED) :], strict=True)}
-        return replace(base, dense_us={**base.dense_us, **dense}, **named)
+        return replace(
+            base,
+            attention_efficiency=attention,
+            expert_efficiency=experts,
+            skew_exponent=skew,
+            colocated_moe_us=moe_us,
+            dense_us={**base.dense_us, **dense},
+        )
 
     def residuals(x: Vector) -> Vector:
         calibration = unpack(x)
@@ -80,12 +89,14 @@ def fit_calibration(
     return unpack(_least_squares(residuals, start))
 
 
-def _with_calibration(kernels: object, calibration: Calibration):  # type: ignore[no-untyped-def]
+def _with_calibration(kernels: KernelTimes, calibration: Calibration) -> KernelTimes:
     """The same kernel source with other parameters, fallbacks included."""
-    changed = replace(kernels, calibration=calibration)  # type: ignore[type-var]
-    if hasattr(kernels, "fallback"):
-        changed = replace(changed, fallback=_with_calibration(kernels.fallback, calibration))
-    return changed
+    if isinstance(kernels, Roofline):
+        return replace(kernels, calibration=calibration)
+    if isinstance(kernels, TableTimes):
+        inner = _with_calibration(kernels.fallback, calibration)
+        return replace(kernels, calibration=calibration, fallback=inner)
+    return kernels
 
 
 def _least_squares(

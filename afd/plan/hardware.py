@@ -33,7 +33,7 @@ class Hardware:
 
 
 def load_hardware(name: str) -> Hardware:
-    """A shipped profile by name (``gb200`` …), the user's TOML by path, or ``cpu``: measured now."""
+    """A shipped profile by name (``gb200`` …), a TOML by path, or ``cpu``: measured now."""
     if name.lower() == "cpu":
         from afd.plan.cpu import measure_cpu
 

@@ -94,8 +94,8 @@ class Roofline:
         peak = peak_flops(self.hardware, self.model.dense_bytes_per_element)
         gemm = 2 * batch * weights / (peak * self.calibration.dense_gemm_efficiency)
         rows = batch * self.model.hidden * 2 * self.calibration.dense_passes
-        shared = 3 * self.model.hidden * self.model.shared_width
-        shared *= self.model.dense_bytes_per_element
+        shared_elements = 3 * self.model.hidden * self.model.shared_width
+        shared = shared_elements * self.model.dense_bytes_per_element
         us = fixed + (gemm + (rows + shared) / (self.hardware.memory_bytes_per_s * 0.8)) * US
         return Term(us, f"roofline, fixed part {source}")
 

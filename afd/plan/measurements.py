@@ -1,8 +1,8 @@
 """Kernel times from the user's own measurements: a small TOML or CSV.
 
 CSV columns: ``term,batch,context_tokens,us``; TOML: an array ``[[point]]`` of the same fields.
-Terms: ``attention``, ``dense`` (µs per layer and lane at ``batch`` requests), ``head`` (µs per step)
-and ``experts`` (µs per layer and lane on one FFN GPU at ``batch`` tokens per rank, everything in).
+Terms: ``attention``, ``dense`` (µs per layer and lane at ``batch`` requests), ``head`` (µs per
+step) and ``experts`` (µs per layer and lane on one FFN GPU at ``batch`` tokens per rank, everything in).
 """
 
 from __future__ import annotations

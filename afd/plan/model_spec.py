@@ -75,7 +75,7 @@ class ModelSpec:
 
     @property
     def dense_bytes(self) -> float:
-        """Everything that is not a routed expert: projections, shared experts, dense FFN, tables."""
+        """All but routed experts: projections, shared experts, dense FFN, embedding tables."""
         per_element = self.dense_bytes_per_element
         attention = self.layers * self.attention_weight_elements * per_element
         shared = self.moe_layers * 3 * self.hidden * self.shared_width * per_element

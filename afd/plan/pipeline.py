@@ -1,4 +1,4 @@
-"""The microbatch pipeline and the speed-up identity. Formulas: MegaScale-Infer as FastAFD cites it."""
+"""The microbatch pipeline and the speed-up identity, after MegaScale-Infer and FastAFD."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 def step_us(ta_us: float, te_us: float, tc_us: float, lanes: int, layers: int) -> float:
-    """T_step = (T_a + T_e + 2 T_c) + T_f (m L − 1), T_f = the steady period of one lane and layer."""
+    """T_step = (T_a + T_e + 2 T_c) + T_f (m L − 1), T_f the period of one lane and layer."""
     period = lane_period_us(ta_us, te_us, tc_us, lanes)
     return (ta_us + te_us + 2 * tc_us) + period * (lanes * layers - 1)
 

@@ -9,7 +9,8 @@ from typing import Any
 from afd.plan.plots import Chart, html_parts
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;max-width:1080px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;max-width:1080px;
+margin:2rem auto;padding:0 1rem}
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.2rem;border-bottom:1px solid #e2e8f0}
 table{border-collapse:collapse;font-size:13px;width:100%;margin:.6rem 0}
 th,td{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #e2e8f0;vertical-align:top}
@@ -23,7 +24,8 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """An escaped table; numbers aligned right."""
     head = "".join(f"<th>{html.escape(h)}</th>" for h in header)
     body = "".join("<tr>" + "".join(_td(v) for v in row) + "</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f"<div class=scroll><table>{inner}</table></div>"
 
 
 def _td(value: Any) -> str:

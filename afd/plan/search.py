@@ -82,7 +82,7 @@ def best_lanes(
         if lanes > batch:
             continue
         found = within_slo(
-            lambda b, lanes=lanes: disaggregated(bench, m, n, b, lanes, cut),  # type: ignore[misc]
+            lambda b, lanes=lanes: disaggregated(bench, m, n, b, lanes, cut),
             batch, limits.slo_tpot_ms,
         )  # fmt: skip
         if found is not None:
