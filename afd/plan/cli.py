@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def _workload_flags(command: argparse.ArgumentParser) -> None:
     add("--model", required=True, help="a known name, a checkpoint folder or its config.json")
     add("--hardware", default="gb200", help="a known name, a TOML, or cpu (measured now)")
     add("--context", type=tokens, nargs="+", default=[8192.0], help="tokens; 8K is 8,192")
-    add("--gpus", type=int, default=72)
+    add("--gpus", type=int, help="default: one whole scale-up domain")
     add("--slo-tpot-ms", type=positive)
     add("--lanes", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1, 2, 3, 4])
     add("--cut", nargs="+", choices=[c.value for c in Cut] + ["all"],
@@ -124,5 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PlanError, OSError) as error:
         print(f"afd-plan: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(data, indent=2) if options.json else text)
+    try:
+        print(json.dumps(data, indent=2) if options.json else text, flush=True)
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -81,6 +81,10 @@ def bench_from(options: argparse.Namespace) -> Bench:
     """The bench the workload flags describe, at the first context."""
     model = load_model(options.model)
     hardware = load_hardware(options.hardware)
+    if hardware.role != "gpu":
+        raise PlanError(
+            f"{hardware.name} keeps no KV cache, so it serves nothing alone; see `afd-plan project`"
+        )
     workload = Workload(
         options.context[0], options.kv_bytes, options.context_cv, options.skew,
         _expert_counts(options.expert_counts, model),
@@ -94,15 +98,16 @@ def bench_from(options: argparse.Namespace) -> Bench:
 
 def limits_from(options: argparse.Namespace, bench: Bench) -> Limits:
     """What the flags allow; the GPUs must be one scale-up domain."""
-    if options.gpus < 1:
+    gpus = bench.hardware.max_gpus if options.gpus is None else options.gpus
+    if gpus < 1:
         raise PlanError("--gpus must be at least 1")
-    if options.gpus > bench.hardware.max_gpus:
+    if gpus > bench.hardware.max_gpus:
         raise PlanError(
-            f"--gpus {options.gpus}: one {bench.hardware.name} domain has "
+            f"--gpus {gpus}: one {bench.hardware.name} domain has "
             f"{bench.hardware.max_gpus}; plan one domain and replicate it"
         )
     cuts = tuple(Cut) if "all" in options.cut else tuple(Cut(c) for c in options.cut)
-    return Limits(options.gpus, options.slo_tpot_ms, tuple(options.lanes), cuts,
+    return Limits(gpus, options.slo_tpot_ms, tuple(options.lanes), cuts,
                   options.survive_node_loss)  # fmt: skip
 
 
@@ -152,9 +157,11 @@ def _effects(bench: Bench, limits: Limits, got: Recommendation) -> dict[str, Any
 
 def _recommendation_text(context: float, got: Recommendation, data: dict[str, Any]) -> str:
     named = [("best", got.best), ("runner-up", got.runner_up), ("best AFD", got.best_afd),
-             ("best colocated", got.best_colocated), ("other cut", got.other_cut)]  # fmt: skip
+             ("best colocated", got.best_colocated), ("best other cut", got.other_cut)]  # fmt: skip
     body = [(n, *estimate_row(e)) for n, e in named if e is not None]
     lines = [f"context {context:g}: {got.verdict}", table(("", *ESTIMATE_HEADER), body)]
+    if got.proposal:
+        lines.append(got.proposal)
     ideal = data["without_imbalance"]
     lines.append(
         f"imbalance costs {ideal['lost_to_imbalance']:.1%} (even experts and contexts: "

@@ -21,8 +21,8 @@ class DoesNotFitError(PlanError):
         over_gb = (needed_bytes - available_bytes) / 1e9
         super().__init__(
             f"{role} needs {needed_bytes / 1e9:.1f} GB per GPU and has "
-            f"{available_bytes / 1e9:.1f} GB usable, {over_gb:.1f} GB too little; use more GPUs for this role, a shorter context "
-            "or narrower weights or KV"
+            f"{available_bytes / 1e9:.1f} GB usable, {over_gb:.1f} GB too little; "
+            "use more GPUs for this role, a shorter context or narrower weights or KV"
         )
 
 

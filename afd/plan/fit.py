@@ -20,11 +20,11 @@ from afd.plan.tables import TableTimes
 Vector = NDArray[np.float64]
 
 # What one would guess before any row is seen, and how far (in log) a guess may be off when one
-# row's error is 3 %: near-peak bandwidth, two thirds of peak FLOPs, Zipf-like routing, about a
+# row's error is 3 %: near-peak bandwidth, 70 % of peak FLOPs and link, Zipf-like routing, about a
 # dozen launches of 5 µs each.
 PRIOR = {
     "attention_efficiency": (0.93, 0.15),
-    "expert_efficiency": (0.65, 0.2),
+    "expert_efficiency": (0.7, 0.1),
     "skew_exponent": (0.9, 0.05),
     "colocated_moe_us": (60.0, 0.3),
     "dense_us": (60.0, 0.3),

@@ -10,7 +10,10 @@ from afd.plan.errors import PlanError
 
 @dataclass(frozen=True)
 class Hardware:
-    """Peak figures of one accelerator and of the links between them; see ``configs/hardware``."""
+    """Peak figures of one accelerator and of the links between them; see ``configs/hardware``.
+
+    ``gpus_per_node`` is the unit in which M and N are counted; ``max_gpus`` one scale-up domain.
+    """
 
     name: str
     memory_bytes: float

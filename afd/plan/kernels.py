@@ -83,7 +83,11 @@ class Roofline:
         tail = last_wave_factor(
             batch * self.model.kv_heads, processors, self.calibration.processor_bandwidth_share
         )
-        us = self.calibration.attention_start_us + batch * per_layer / rate * US * tail
+        read_us = batch * per_layer / rate * US * tail
+        # A compressed cache is read once for many heads, so its products may outlast the read.
+        peak = self.hardware.bf16_flops_per_s * self.calibration.dense_gemm_efficiency
+        flops = batch * context_tokens * attention_flops_per_position(self.model)
+        us = self.calibration.attention_start_us + max(read_us, flops / peak * US)
         return Term(us, self.calibration.source)
 
     def dense(self, batch: float) -> Term:
@@ -124,6 +128,13 @@ class Roofline:
         logits = batch * self.model.vocabulary * 4 * self.calibration.sampling_passes
         us = (table / 0.9 + logits / 0.8) / self.hardware.memory_bytes_per_s * US
         return Term(us, "roofline")
+
+
+def attention_flops_per_position(model: ModelSpec) -> float:
+    """Score and value products of one query token with one cached position, all heads."""
+    if model.latent_kv_elements:
+        return 2.0 * model.query_heads * (2 * model.latent_kv_elements)
+    return 4.0 * model.query_heads * model.head_dim
 
 
 def peak_flops(hardware: Hardware, bytes_per_element: float) -> float:

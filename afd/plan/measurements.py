@@ -2,7 +2,8 @@
 
 CSV columns: ``term,batch,context_tokens,us``; TOML: an array ``[[point]]`` of the same fields.
 Terms: ``attention``, ``dense`` (µs per layer and lane at ``batch`` requests), ``head`` (µs per
-step) and ``experts`` (µs per layer and lane on one FFN GPU at ``batch`` tokens per rank, everything in).
+step) and ``experts`` (µs per layer and lane on one FFN GPU at ``batch`` tokens per rank, all
+included).
 """
 
 from __future__ import annotations

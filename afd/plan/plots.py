@@ -50,7 +50,7 @@ def _matplotlib(charts: Sequence[Chart], path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise ExtraMissingError("matplotlib", "a PNG or SVG plot")
     figure_module = importlib.import_module("matplotlib.figure")
-    figure = figure_module.Figure(figsize=(8.5, 4.3 * len(charts)), layout="constrained")
+    figure = figure_module.Figure(figsize=(10, 4.6 * len(charts)), layout="constrained")
     axes = figure.subplots(len(charts), 1, squeeze=False)
     for chart, axis in zip(charts, axes[:, 0], strict=True):
         _draw(axis, chart)
@@ -78,9 +78,10 @@ def _draw(axis: Any, chart: Chart) -> None:
             width = 0.8 / len(chart.series)
             places = [k + (i - (len(chart.series) - 1) / 2) * width for k in range(len(series.x))]
             axis.bar(places, series.y, width=width, color=color, label=series.name)
-            axis.set_xticks(range(len(series.x)), series.x, rotation=15, fontsize=8)
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=8, loc="best")
+            many = len(series.x) > 8
+            axis.set_xticks(range(len(series.x)), series.x, rotation=90 if many else 0, fontsize=7)
+    axis.set_ylim(bottom=0, top=axis.get_ylim()[1] * 1.08)
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
 
 
 def html_page(charts: Sequence[Chart], include_script: bool = True) -> str:

@@ -28,7 +28,8 @@ def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]
     ratios = [(m, 1) for m in range(1, max(2, limits.gpus // bench.hardware.gpus_per_node))]
     for context in options.context:
         got = recommend(bench.at_context(context), limits)
-        verdicts.append(f"{context / 1024:g}K: {got.verdict}.")
+        said = ". ".join(s for s in (got.verdict, got.proposal) if s)
+        verdicts.append(f"{context / 1024:g}K: {said}.")
         named = [("best", got.best), ("runner-up", got.runner_up), ("best AFD", got.best_afd),
                  ("best colocated", got.best_colocated),
                  ("other cut", got.other_cut)]  # fmt: skip
@@ -45,7 +46,7 @@ def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]
          "colocated layout.</p>", draw.sweep_charts(rows_, bench.model.name))
     )  # fmt: skip
     sections.append(("Fidelity ledger", _ledger(), []))
-    title = f"{bench.model.name} on {options.gpus} x {bench.hardware.name}"
+    title = f"{bench.model.name} on {limits.gpus} x {bench.hardware.name}"
     options.out.write_text(page(title, " ".join(verdicts), sections), encoding="utf-8")
     return {"out": str(options.out), "verdicts": verdicts}, f"wrote {options.out}", []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from afd.plan.cuts import NEEDS, Cut
@@ -36,6 +36,7 @@ class Recommendation:
     best_colocated: Estimate | None
     other_cut: Estimate | None
     verdict: str
+    proposal: str
     ratio: float | None
     refused: tuple[str, ...]
     after_node_loss: dict[str, Any]
@@ -48,6 +49,7 @@ def afd_layouts(bench: Bench, limits: Limits, refused: list[str]) -> list[Estima
     for cut in limits.cuts:
         for n in ffn_node_counts(nodes):
             try:
+                full_batch(bench, cut)
                 require = n - 1 if limits.survive_node_loss else n
                 if require < 1:
                     raise PlanError("one FFN node cannot lose a node and go on serving")
@@ -72,11 +74,7 @@ def best_lanes(
     bench: Bench, m: int, n: int, cut: Cut, limits: Limits, batch: int | None = None
 ) -> Estimate | None:
     """The best lane count at this M:N; None where nothing meets the SLO."""
-    if batch is None:
-        batch = attention_batch(
-            bench.model, bench.hardware, cut, bench.workload.context_tokens,
-            bench.workload.kv_bytes_per_element, bench.rule,
-        )  # fmt: skip
+    batch = batch or full_batch(bench, cut)
     options = []
     for lanes in limits.lanes:
         if lanes > batch:
@@ -88,6 +86,15 @@ def best_lanes(
         if found is not None:
             options.append(found)
     return max(options, key=lambda e: e.tokens_per_s_per_gpu, default=None)
+
+
+def full_batch(bench: Bench, cut: Cut) -> int:
+    """Resident requests of an attention GPU at the workload's context."""
+    workload = bench.workload
+    return attention_batch(
+        bench.model, bench.hardware, cut, workload.context_tokens,
+        workload.kv_bytes_per_element, bench.rule,
+    )  # fmt: skip
 
 
 def within_slo(estimate: Any, batch: int, slo_ms: float | None) -> Estimate | None:
@@ -109,7 +116,8 @@ def within_slo(estimate: Any, batch: int, slo_ms: float | None) -> Estimate | No
 def colocated_layouts(bench: Bench, limits: Limits, refused: list[str]) -> list[Estimate]:
     """EP4 … EP64 at each one's own batch ceiling."""
     out = []
-    for ep in EXPERT_PARALLEL:
+    few = limits.gpus < EXPERT_PARALLEL[0]
+    for ep in (1, 2) if few else EXPERT_PARALLEL:
         if ep > min(limits.gpus, bench.hardware.max_gpus) or ep > bench.model.experts:
             continue
         try:
@@ -127,47 +135,51 @@ def colocated_layouts(bench: Bench, limits: Limits, refused: list[str]) -> list[
 
 
 def recommend(bench: Bench, limits: Limits) -> Recommendation:
-    """Best M:N, lanes and batch against the best colocated layout on the same GPUs."""
-    refused: list[str] = []
+    """Best M:N, lanes and batch against the best colocated layout on the same GPUs.
+
+    ``limits.cuts`` are the cuts allowed; the others are tried too and proposed where they win.
+    """
     if limits.gpus < 1:
         raise PlanError("--gpus must be at least 1")
+    refused: list[str] = []
     base = colocated_layouts(bench, limits, refused)
-    routed = Limits(**{**limits.__dict__, "cuts": (Cut.ROUTED_TOKENS,)})
-    try:
-        afd = afd_layouts(bench, routed, refused)
-    except DoesNotFitError as error:
-        refused.append(str(error))
-        afd = []
-    others: list[Estimate] = []
-    for cut in limits.cuts:
-        if cut is Cut.ROUTED_TOKENS:
-            continue
-        try:
-            others += afd_layouts(bench, Limits(**{**limits.__dict__, "cuts": (cut,)}), refused)
-        except DoesNotFitError as error:
-            refused.append(str(error))
-    everything = sorted(base + afd + others, key=lambda e: -e.tokens_per_s_per_gpu)
-    if not everything:
+    afd = afd_layouts(bench, limits, refused)
+    rest = tuple(cut for cut in Cut if cut not in limits.cuts)
+    other = _top(afd_layouts(bench, replace(limits, cuts=rest), []))
+    ranked = sorted(base + afd, key=lambda e: -e.tokens_per_s_per_gpu)
+    if not ranked:
         raise PlanError(_nothing_fits(limits, refused))
-    best_afd = _top(afd)
-    best_base = _top(base)
-    other = _top(others)
-    best = everything[0]
-    if best.system == "afd" and best_base is not None and best.tokens_per_s_per_gpu < (
+    best, best_afd, best_base = ranked[0], _top(afd), _top(base)
+    if best_base is not None and best.tokens_per_s_per_gpu < (
         (1 + TIE) * best_base.tokens_per_s_per_gpu
-    ):  # fmt: skip
+    ):
         best = best_base
-    runner_up = next((e for e in everything if e is not best and e.layout != best.layout), None)
-    contender = best_afd
-    if other and (best_afd is None or other.tokens_per_s_per_gpu > best_afd.tokens_per_s_per_gpu):
-        contender = other
     ratio = None
-    if contender and best_base:
-        ratio = contender.tokens_per_s_per_gpu / best_base.tokens_per_s_per_gpu
+    if best_afd and best_base:
+        ratio = best_afd.tokens_per_s_per_gpu / best_base.tokens_per_s_per_gpu
     return Recommendation(
-        best, runner_up, best_afd, best_base, other, verdict(contender, best_base), ratio,
-        tuple(refused), after_node_loss(contender, best_base),
-    )  # fmt: skip
+        best=best,
+        runner_up=next((e for e in ranked if e.layout != best.layout), None),
+        best_afd=best_afd,
+        best_colocated=best_base,
+        other_cut=other,
+        verdict=verdict(best_afd, best_base),
+        proposal=proposal(other, best),
+        ratio=ratio,
+        refused=tuple(refused),
+        after_node_loss=after_node_loss(best_afd, best_base),
+    )
+
+
+def proposal(other: Estimate | None, best: Estimate) -> str:
+    """A sentence when a cut that was not asked for wins; empty otherwise."""
+    if other is None or other.tokens_per_s_per_gpu <= (1 + TIE) * best.tokens_per_s_per_gpu:
+        return ""
+    gain = other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu - 1
+    return (
+        f"another cut would win: {other.layout} cut at {other.cut} gives {gain:+.1%} more; "
+        f"it needs {NEEDS[Cut(other.cut)]}"
+    )
 
 
 def _top(estimates: list[Estimate]) -> Estimate | None:
@@ -176,9 +188,8 @@ def _top(estimates: list[Estimate]) -> Estimate | None:
 
 def _nothing_fits(limits: Limits, refused: list[str]) -> str:
     slo = f" within {limits.slo_tpot_ms:g} ms" if limits.slo_tpot_ms else ""
-    return (
-        f"nothing runs on {limits.gpus} GPUs{slo}: {'; '.join(refused) or 'the SLO is too tight'}"
-    )
+    why = refused[-1] if refused else "raise --slo-tpot-ms or give more GPUs"
+    return f"nothing runs on {limits.gpus} GPUs{slo}; the last layout tried: {why}"
 
 
 def verdict(afd: Estimate | None, base: Estimate | None) -> str:
