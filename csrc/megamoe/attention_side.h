@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "megamoe/memory.h"
 
@@ -16,10 +17,18 @@ namespace megamoe {
 template <class Target>
 class AttentionSide {
  public:
+  // What a lane has sent and not yet combined.
+  struct Away {
+    uint64_t step;
+    int layer;
+    int tokens;
+  };
+
   AttentionSide(const Memory& memory, int rank, uint64_t deadline_ns)
       : memory_(memory), rank_(rank), deadline_ns_(deadline_ns) {}
 
-  // x [tokens][hidden] with a row stride in elements; ids and weights [tokens][top_k].
+  // x [tokens][hidden] with a row stride in elements; ids and weights [tokens][top_k]. The lane
+  // must not be away.
   void dispatch(uint64_t step, int layer, int lane, const float* x, int64_t x_stride,
                 const int32_t* ids, const float* weights, int tokens) {
     const Shape& shape = memory_.layout.shape;
@@ -29,62 +38,79 @@ class AttentionSide {
                          memory_.row(rank_, lane, token), memory_.scales(rank_, lane, token));
     }
     const auto routes = static_cast<size_t>(tokens) * static_cast<size_t>(shape.top_k);
-    __builtin_memcpy(memory_.ids(rank_, lane), ids, routes * sizeof(int32_t));
-    __builtin_memcpy(memory_.weights(rank_, lane), weights, routes * sizeof(float));
+    if (routes > 0) {
+      __builtin_memcpy(memory_.ids(rank_, lane), ids, routes * sizeof(int32_t));
+      __builtin_memcpy(memory_.weights(rank_, lane), weights, routes * sizeof(float));
+    }
     memory_.count(rank_, lane) = tokens;
-    sent_[lane] = tokens;
-    bytes_out_ +=
-        static_cast<uint64_t>(tokens) *
-        (memory_.layout.row_bytes() + static_cast<uint64_t>(memory_.layout.row_scales()) * 4 +
-         static_cast<uint64_t>(shape.top_k) * 8);
-    publish<Target>(memory_.pub(rank_, lane), sequence(step, layer));
+    away_[lane] = Away{step, layer, tokens};
+    publish<Target>(memory_.pub(rank_, lane), memory_.sequence(step, layer));
   }
 
-  // out [tokens of the dispatch][hidden]: the sum over each token's slots, ascending.
-  void combine(uint64_t step, int layer, int lane, float* out, int64_t out_stride) {
+  // out [tokens of the dispatch][hidden]: the sum over each token's slots, ascending. The lane must
+  // be away.
+  void combine(int lane, float* out, int64_t out_stride) {
     const Shape& shape = memory_.layout.shape;
+    const Away away = *away_[lane];
     for (int f = 0; f < shape.ffn_ranks; ++f) {
-      expect<Target>(memory_.done(rank_, lane, f), sequence(step, layer), memory_, deadline_ns_,
-                     wait_ns_, rank_, "DONE", shape.attention_ranks + f);
+      expect<Target>(
+          memory_.done(rank_, lane, f), memory_, deadline_ns_, wait_ns_,
+          {rank_, "DONE", shape.attention_ranks + f, away.step, away.layer, lane});
     }
     const int32_t* ids = memory_.ids(rank_, lane);
-    uint64_t rows = 0;
-    for (int token = 0; token < sent_[lane]; ++token, ids += shape.top_k) {
+    for (int token = 0; token < away.tokens; ++token, ids += shape.top_k) {
       const std::byte* chosen[kMaxTopK];
       int count = 0;
       for (int slot = 0; slot < shape.top_k; ++slot) {
         if (ids[slot] >= 0) chosen[count++] = memory_.out(rank_, lane, token, slot);
       }
       Target::sum_rows(shape.wire, chosen, count, shape.hidden, out + out_stride * token);
-      rows += static_cast<uint64_t>(count);
+      count_bytes(ids, static_cast<uint64_t>(count));
     }
-    bytes_back_ += rows * memory_.layout.out_row_bytes();
+    bytes_out_ += static_cast<uint64_t>(shape.ffn_ranks) * sizeof(int32_t);  // the counts
+    away_[lane].reset();
   }
 
-  int tokens_sent(int lane) const { return sent_[lane]; }
+  const std::optional<Away>& away(int lane) const { return away_[lane]; }
   uint64_t wait_ns() const { return wait_ns_; }
+  // What the FFN ranks read of IN, and what they wrote to OUT.
   uint64_t bytes_out() const { return bytes_out_; }
   uint64_t bytes_back() const { return bytes_back_; }
 
  private:
-  uint64_t sequence(uint64_t step, int layer) const {
-    return sequence_number(0, step, static_cast<uint64_t>(memory_.layout.shape.moe_layers),
-                           static_cast<uint64_t>(layer));
-  }
-
   void check_ids(const int32_t* ids, int layer, int tokens) const {
     const Shape& shape = memory_.layout.shape;
-    for (int i = 0; i < tokens * shape.top_k; ++i) {
+    for (int64_t i = 0; i < int64_t{tokens} * shape.top_k; ++i) {
       if (ids[i] < -1 || ids[i] >= shape.experts) {
-        Target::bad_expert(rank_, layer, i / shape.top_k, ids[i], shape.experts);
+        Target::bad_expert(rank_, layer, static_cast<int>(i / shape.top_k), ids[i], shape.experts);
       }
     }
+  }
+
+  // A row crosses once to each FFN rank that owns one of its experts; every rank reads the ids.
+  void count_bytes(const int32_t* ids, uint64_t copies) {
+    const Layout& layout = memory_.layout;
+    const int32_t* owner = memory_.owner();
+    uint64_t pulls = 0;
+    for (int slot = 0; slot < layout.shape.top_k; ++slot) {
+      if (ids[slot] < 0) continue;
+      bool first = true;
+      for (int before = 0; before < slot && first; ++before) {
+        first = ids[before] < 0 || owner[ids[before]] != owner[ids[slot]];
+      }
+      pulls += first;
+    }
+    const uint64_t id_bytes = static_cast<uint64_t>(layout.shape.top_k) * sizeof(int32_t);
+    bytes_out_ +=
+        pulls * (layout.row_bytes() + static_cast<uint64_t>(layout.row_scales()) * sizeof(float)) +
+        static_cast<uint64_t>(layout.shape.ffn_ranks) * id_bytes + copies * sizeof(float);
+    bytes_back_ += copies * layout.out_row_bytes();
   }
 
   Memory memory_;
   int rank_;
   uint64_t deadline_ns_;
-  int sent_[kMaxLanes] = {};
+  std::optional<Away> away_[kMaxLanes];
   uint64_t wait_ns_ = 0;
   uint64_t bytes_out_ = 0;
   uint64_t bytes_back_ = 0;

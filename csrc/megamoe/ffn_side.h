@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "megamoe/memory.h"
@@ -18,30 +19,29 @@ namespace megamoe {
 template <class Target>
 class FfnSide {
  public:
+  // `owned_index` as TileSchedule wants it.
   FfnSide(const Memory& memory, int ffn_rank, std::vector<int32_t> owned_index,
           typename Target::Experts experts, uint64_t deadline_ns)
       : memory_(memory),
         ffn_rank_(ffn_rank),
         owned_index_(std::move(owned_index)),
-        experts_(experts),
+        experts_(std::move(experts)),
         deadline_ns_(deadline_ns),
         expert_tokens_(static_cast<size_t>(memory.layout.shape.moe_layers) *
                        static_cast<size_t>(memory.layout.shape.experts)) {}
 
   // `attention_ranks`: who takes part in this step.
   void serve(uint64_t step, int lanes, const std::vector<int32_t>& attention_ranks) {
-    const int layers = memory_.layout.shape.moe_layers;
-    for (int layer = 0; layer < layers; ++layer) {
+    const Shape& shape = memory_.layout.shape;
+    for (int layer = 0; layer < shape.moe_layers; ++layer) {
       for (int lane = 0; lane < lanes; ++lane) {
-        const uint64_t q =
-            sequence_number(0, step, static_cast<uint64_t>(layers), static_cast<uint64_t>(layer));
         for (const int32_t rank : attention_ranks) {
-          expect<Target>(memory_.pub(rank, lane), q, memory_, deadline_ns_, wait_ns_,
-                         memory_.layout.shape.attention_ranks + ffn_rank_, "PUB", rank);
+          expect<Target>(memory_.pub(rank, lane), memory_, deadline_ns_, wait_ns_,
+                         {shape.attention_ranks + ffn_rank_, "PUB", rank, step, layer, lane});
         }
         compute(layer, lane, attention_ranks);
         for (const int32_t rank : attention_ranks) {
-          publish<Target>(memory_.done(rank, lane, ffn_rank_), q);
+          publish<Target>(memory_.done(rank, lane, ffn_rank_), memory_.sequence(step, layer));
         }
       }
     }
@@ -64,31 +64,24 @@ class FfnSide {
       Target::bad_expert(attention_ranks[static_cast<size_t>(bad->source)], layer, bad->token,
                          bad->id, shape.experts);
     }
-    pull(lane, attention_ranks);
+    const auto& copies = schedule_.copies();
+    const auto& rows = schedule_.rows();
+    experts_.pull(shape.wire, shape.hidden, rows.size(), [&](size_t i) {
+      const int rank = attention_ranks[static_cast<size_t>(rows[i].source)];
+      return std::pair<const std::byte*, const float*>(memory_.row(rank, lane, rows[i].token),
+                                                       memory_.scales(rank, lane, rows[i].token));
+    });
     experts_.compute(
-        layer, schedule_, rows_.data(), [&](int copy, const float* values, int first, int columns) {
-          const RoutedCopy& routed = schedule_.copies()[static_cast<size_t>(copy)];
-          const PulledRow& row = schedule_.rows()[static_cast<size_t>(routed.row)];
+        layer, schedule_, [&](int copy, const float* values, int first, int columns) {
+          const RoutedCopy& routed = copies[static_cast<size_t>(copy)];
+          const PulledRow& row = rows[static_cast<size_t>(routed.row)];
           const int rank = attention_ranks[static_cast<size_t>(row.source)];
-          const float weight = memory_.weights(rank, lane)[row.token * shape.top_k + routed.slot];
+          const float weight =
+              memory_.weights(rank, lane)[int64_t{row.token} * shape.top_k + routed.slot];
           Target::write_back(shape.wire, values, weight, columns, first,
                              memory_.out(rank, lane, row.token, routed.slot));
         });
     count_tokens(layer);
-  }
-
-  // Each needed row, decoded once however many of its experts live here.
-  void pull(int lane, const std::vector<int32_t>& attention_ranks) {
-    const Shape& shape = memory_.layout.shape;
-    const auto& rows = schedule_.rows();
-    rows_.resize(rows.size() * static_cast<size_t>(shape.hidden));
-    experts_.parallel_for(static_cast<int>(rows.size()), [&](int i) {
-      const PulledRow& row = rows[static_cast<size_t>(i)];
-      const int rank = attention_ranks[static_cast<size_t>(row.source)];
-      Target::decode_row(shape.wire, memory_.row(rank, lane, row.token),
-                         memory_.scales(rank, lane, row.token), shape.hidden,
-                         rows_.data() + static_cast<size_t>(i) * static_cast<size_t>(shape.hidden));
-    });
   }
 
   void count_tokens(int layer) {
@@ -105,7 +98,6 @@ class FfnSide {
   std::vector<int64_t> expert_tokens_;
   std::vector<Routes> sources_;
   TileSchedule schedule_;
-  std::vector<float> rows_;
   uint64_t wait_ns_ = 0;
 };
 

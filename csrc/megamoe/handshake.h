@@ -17,7 +17,8 @@ struct HandshakeField {
   int64_t value;
 };
 
-inline std::array<HandshakeField, 13> handshake_fields(const Layout& layout) {
+inline std::array<HandshakeField, 14> handshake_fields(const Layout& layout,
+                                                       uint64_t generation) {
   const Shape& shape = layout.shape;
   return {{{"protocol_version", kProtocolVersion},
            {"attention_ranks", shape.attention_ranks},
@@ -31,20 +32,21 @@ inline std::array<HandshakeField, 13> handshake_fields(const Layout& layout) {
            {"wire", static_cast<int64_t>(shape.wire)},
            {"scale_block", kScaleBlock},
            {"segment_bytes", static_cast<int64_t>(layout.segment_bytes)},
-           {"total_bytes", static_cast<int64_t>(layout.total_bytes)}}};
+           {"total_bytes", static_cast<int64_t>(layout.total_bytes)},
+           {"generation", static_cast<int64_t>(generation)}}};
 }
 
-// The creator's half; the region starts as zeros.
-inline void offer_handshake(const Layout& layout, int64_t* region) {
-  for (const HandshakeField& field : handshake_fields(layout)) *region++ = field.value;
+// The creator's half.
+inline void offer_handshake(const Layout& layout, uint64_t generation, int64_t* region) {
+  for (const HandshakeField& field : handshake_fields(layout, generation)) *region++ = field.value;
 }
 
 // Throws HandshakeError with the first field that differs, and both values.
-inline void compare_handshake(const Layout& layout, const int64_t* region) {
+inline void compare_handshake(const Layout& layout, uint64_t generation, const int64_t* region) {
   if (*region == 0) {
     throw HandshakeError("handshake: the memory's creator has not written it yet");
   }
-  for (const HandshakeField& field : handshake_fields(layout)) {
+  for (const HandshakeField& field : handshake_fields(layout, generation)) {
     if (*region != field.value) {
       throw HandshakeError("handshake: field " + std::string(field.name) +
                            " differs: this side has " + std::to_string(field.value) +

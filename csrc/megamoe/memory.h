@@ -12,10 +12,15 @@ namespace megamoe {
 struct Memory {
   std::byte* base;
   Layout layout;
+  uint64_t generation;
 
   Word& abort() const { return at<Word>(layout.abort.offset); }
+  // [experts]: FFN rank + 1; 0 while nobody has said.
   int32_t* owner() const { return &at<int32_t>(layout.owner.offset); }
 
+  uint64_t sequence(uint64_t step, int layer) const {
+    return sequence_number(generation, step, index(layout.shape.moe_layers), index(layer));
+  }
   Word& pub(int rank, int lane) const { return in_lane<Word>(rank, lane, layout.pub.offset); }
   Word& done(int rank, int lane, int ffn_rank) const {
     return in_lane<Word>(rank, lane, layout.done_of(ffn_rank));
@@ -41,6 +46,18 @@ struct Memory {
     return &in_lane<std::byte>(rank, lane, layout.out.offset + layout.out_row_bytes() * row);
   }
 
+  // Calls fn(word) for every word somebody may wait for.
+  template <class F>
+  void for_each_word(F&& fn) const {
+    const Shape& shape = layout.shape;
+    for (int rank = 0; rank < shape.attention_ranks; ++rank) {
+      for (int lane = 0; lane < shape.lanes; ++lane) {
+        fn(pub(rank, lane));
+        for (int f = 0; f < shape.ffn_ranks; ++f) fn(done(rank, lane, f));
+      }
+    }
+  }
+
  private:
   static uint64_t index(int value) { return static_cast<uint64_t>(value); }
   template <class T>
@@ -53,14 +70,24 @@ struct Memory {
   }
 };
 
-// How a wait that did not end well is told; every rank is global: attention ranks first.
+// Who waits for whose word, and when. Ranks are global: attention ranks first.
+struct WaitSite {
+  int rank;
+  const char* word;
+  int other;
+  uint64_t step;
+  int layer;
+  int lane;
+};
+
+// Awaits `word`; adds to waited_ns; anything but success is Target's to report.
 template <class Target>
-void expect(Word& word, uint64_t expected, const Memory& memory, uint64_t deadline_ns,
-            uint64_t& waited_ns, int rank, const char* name, int other) {
+void expect(Word& word, const Memory& memory, uint64_t deadline_ns, uint64_t& waited_ns,
+            const WaitSite& site) {
+  const uint64_t expected = memory.sequence(site.step, site.layer);
   const WaitResult result = await<Target>(word, expected, memory.abort(), deadline_ns);
   waited_ns += result.waited_ns;
-  if (result.end == WaitEnd::Reached) return;
-  Target::wait_failed(result, rank, name, other, expected, deadline_ns);
+  if (result.end != WaitEnd::Reached) Target::wait_failed(result, site, expected, deadline_ns);
 }
 
 }  // namespace megamoe

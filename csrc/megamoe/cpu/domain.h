@@ -1,7 +1,8 @@
 // One process's view of a launch's symmetric memory.
 #pragma once
 
-#include <memory>
+#include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -14,13 +15,14 @@ namespace megamoe::cpu {
 
 class Domain {
  public:
-  Domain(int fd, const Layout& layout, bool create)
-      : mapping_(fd, layout.total_bytes), memory_{mapping_.data(), layout} {
+  Domain(int fd, const Layout& layout, bool create, uint64_t generation)
+      : mapping_(fd, layout.total_bytes), memory_{mapping_.data(), layout, generation} {
     auto* region = reinterpret_cast<int64_t*>(memory_.base + layout.handshake.offset);
     if (create) {
-      offer_handshake(layout, region);
+      reset();
+      offer_handshake(layout, generation, region);
     } else {
-      compare_handshake(layout, region);
+      compare_handshake(layout, generation, region);
     }
   }
 
@@ -29,14 +31,12 @@ class Domain {
   // Wakes every waiting rank with Aborted. The first culprit stays.
   void raise_abort(int culprit) {
     megamoe::raise_abort<Target>(memory_.abort(), culprit);
-    const Shape& shape = memory_.layout.shape;
-    for (int rank = 0; rank < shape.attention_ranks; ++rank) {
-      for (int lane = 0; lane < shape.lanes; ++lane) {
-        Target::wake(memory_.pub(rank, lane));
-        for (int f = 0; f < shape.ffn_ranks; ++f) Target::wake(memory_.done(rank, lane, f));
-      }
-    }
+    memory_.for_each_word([](Word& word) { Target::wake(word); });
   }
+
+  // After this a side must not touch the memory; it stays mapped until the last side is gone.
+  void close() { closed_.store(true); }
+  bool closed() const { return closed_.load(); }
 
   // Enters this side's ownership table, or compares it with the one already there; throws
   // HandshakeError naming the expert and both ranks.
@@ -55,8 +55,17 @@ class Domain {
   }
 
  private:
+  // Words start just below the generation's first number, so that none looks reached.
+  void reset() {
+    memory_.abort() = Word{};
+    const uint64_t start = memory_.generation << kGenerationShift;
+    memory_.for_each_word([start](Word& word) { word = Word{start, 0}; });
+    std::fill_n(memory_.owner(), memory_.layout.shape.experts, 0);
+  }
+
   Mapping mapping_;
   Memory memory_;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace megamoe::cpu

@@ -1,19 +1,24 @@
 // The CPU target: what the protocol's templates ask of a machine.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "megamoe/cpu/expert_bank.h"
+#include "megamoe/cpu/row_codec.h"
 #include "megamoe/cpu/wait.h"
 #include "megamoe/errors.h"
 #include "megamoe/layout.h"
+#include "megamoe/memory.h"
 
 namespace megamoe::cpu {
 
 struct Target : Waiting {
-  // A bank of experts with the pool and scratch that compute on it.
+  // A bank of experts with the pool and working memory that compute on it.
   class Experts {
    public:
     Experts(const ExpertBank& bank, Pool& pool) : bank_(&bank), pool_(&pool) {}
@@ -21,18 +26,47 @@ struct Target : Waiting {
     size_t id(int index) const {
       return static_cast<size_t>(bank_->expert_ids()[static_cast<size_t>(index)]);
     }
-    template <class F>
-    void parallel_for(int n, F&& fn) {
-      pool_->parallel_for(n, std::forward<F>(fn));
+
+    // Decodes each needed row once, however many of its experts live here. where(i) gives row i
+    // and its scales.
+    template <class Where>
+    void pull(Wire wire, int hidden, size_t count, Where&& where) {
+      rows_.resize(count);
+      if (wire == Wire::FP32) {  // usable where it lies
+        for (size_t i = 0; i < count; ++i) {
+          rows_[i] = reinterpret_cast<const float*>(where(i).first);
+        }
+        return;
+      }
+      const auto width = static_cast<size_t>(hidden);
+      float* decoded = decoded_.reserve(count * width);
+      const auto decode = [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; ++i) {
+          const auto [row, scales] = where(i);
+          decode_row(wire, row, scales, hidden, decoded + i * width);
+          rows_[i] = decoded + i * width;
+        }
+      };
+      // Waking a thread costs as much as decoding some thousands of elements.
+      constexpr size_t kTaskElements = 32 * 1024;
+      const size_t tasks = std::max<size_t>(1, count * width / kTaskElements);
+      pool_->parallel_for(static_cast<int>(tasks), [&](int task) {
+        const auto part = static_cast<size_t>(task);
+        decode(count * part / tasks, count * (part + 1) / tasks);
+      });
     }
+
+    // Of the rows pulled last.
     template <class Sink>
-    void compute(int layer, const TileSchedule& schedule, const float* rows, Sink&& sink) {
-      bank_->compute(*pool_, layer, schedule, rows, scratch_, std::forward<Sink>(sink));
+    void compute(int layer, const TileSchedule& schedule, Sink&& sink) {
+      bank_->compute(*pool_, layer, schedule, rows_.data(), scratch_, std::forward<Sink>(sink));
     }
 
    private:
     const ExpertBank* bank_;
     Pool* pool_;
+    std::vector<const float*> rows_;
+    GrowBuffer<float> decoded_;
     ExpertScratch scratch_;
   };
 
@@ -83,10 +117,13 @@ struct Target : Waiting {
     }
   }
 
-  [[noreturn]] static void wait_failed(const WaitResult& result, int rank, const char* word,
-                                       int other, uint64_t expected, uint64_t deadline_ns) {
-    const std::string who = "rank " + std::to_string(rank) + " waiting for " + word + " of rank " +
-                            std::to_string(other);
+  [[noreturn]] static void wait_failed(const WaitResult& result, const WaitSite& site,
+                                       uint64_t expected, uint64_t deadline_ns) {
+    const std::string who = "rank " + std::to_string(site.rank) + " waiting for " + site.word +
+                            " of rank " + std::to_string(site.other) + " (step " +
+                            std::to_string(site.step) + ", MoE layer " +
+                            std::to_string(site.layer) + ", lane " + std::to_string(site.lane) +
+                            ")";
     if (result.end == WaitEnd::Aborted) {
       const int culprit = abort_culprit(result.seen);
       throw Aborted(who + " was told to abort" +

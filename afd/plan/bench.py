@@ -1,0 +1,35 @@
+"""Puts model, hardware, calibration and kernel source together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from afd.plan.calibration import Calibration, load_calibration
+from afd.plan.hardware import Hardware
+from afd.plan.kernels import KernelTimes, Roofline
+from afd.plan.layouts import Bench, Workload
+from afd.plan.measurements import Measured, read_measurements
+from afd.plan.memory import DEFAULT_RULE, MemoryRule
+from afd.plan.model_spec import ModelSpec
+from afd.plan.tables import TableTimes, load_tables
+
+
+def make_bench(
+    model: ModelSpec,
+    hardware: Hardware,
+    workload: Workload,
+    calibration: Calibration | None = None,
+    rule: MemoryRule = DEFAULT_RULE,
+    use_tables: bool = False,
+    measurements: Path | None = None,
+) -> Bench:
+    """Kernel sources in order of trust: the user's measurements, tables, roofline."""
+    tables = load_tables(model, hardware) if use_tables else None
+    if calibration is None:
+        calibration = load_calibration("tables" if tables else "roofline")
+    kernels: KernelTimes = Roofline(model, hardware, calibration, workload.kv_bytes_per_element)
+    if tables is not None:
+        kernels = TableTimes(kernels, tables, calibration, model.kv_heads)
+    if measurements is not None:
+        kernels = Measured(kernels, read_measurements(measurements))
+    return Bench(model, hardware, calibration, kernels, workload, rule)

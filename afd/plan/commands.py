@@ -1,0 +1,353 @@
+"""The commands: options in; (JSON data, text, charts) out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from afd.plan import charts as draw
+from afd.plan.bench import make_bench
+from afd.plan.calibration import Calibration, load_calibration
+from afd.plan.cuts import Cut
+from afd.plan.data import load
+from afd.plan.errors import PlanError
+from afd.plan.fidelity import ledger
+from afd.plan.fit import fit_calibration
+from afd.plan.hardware import Hardware, load_hardware
+from afd.plan.layouts import Bench, Estimate, Workload, disaggregated
+from afd.plan.memory import attention_batch, colocated_batch
+from afd.plan.model_spec import ModelSpec, load_model
+from afd.plan.pipeline import conditions
+from afd.plan.plots import Chart
+from afd.plan.project import project
+from afd.plan.rows import read_rows
+from afd.plan.search import (
+    Limits,
+    Recommendation,
+    colocated_layouts,
+    recommend,
+    sweep,
+)
+from afd.plan.tables import load_tables, tables_installed
+from afd.plan.text import ESTIMATE_HEADER, estimate_row, table, terms
+from afd.plan.validate import split_rows, validate
+
+Answer = tuple[dict[str, Any], str, list[Chart]]
+
+
+def _tables_wanted(choice: str, model: ModelSpec | None, hardware: Hardware) -> bool:
+    """``auto`` takes the tables when they are installed and have this chip and shape."""
+    if choice == "roofline" or (choice == "auto" and not tables_installed()):
+        return False
+    if model is None:
+        return True
+    found = load_tables(model, hardware) is not None
+    if choice == "tables" and not found:
+        raise PlanError(f"the kernel tables hold nothing for {model.name} on {hardware.name}")
+    return found
+
+
+def _calibration(path: Path | None) -> Calibration | None:
+    if path is None:
+        return None
+    table_ = load("calibration", "calibration", str(path))
+    base = load_calibration("roofline")
+    unknown = sorted(set(table_) - set(Calibration.__dataclass_fields__))
+    if unknown:
+        raise PlanError(f"{path}: unknown field {unknown[0]!r}")
+    return replace(base, **table_)
+
+
+def _expert_counts(path: Path | None, model: ModelSpec) -> tuple[float, ...]:
+    if path is None:
+        return ()
+    try:
+        counts = json.loads(path.read_text(encoding="utf-8"))
+        values = tuple(float(c) for c in counts)
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"{path}: must be a JSON list of numbers: {error}") from error
+    if len(values) != model.experts:
+        raise PlanError(
+            f"{path}: {len(values)} counts, but {model.name} has {model.experts} experts"
+        )
+    return values
+
+
+def bench_from(options: argparse.Namespace) -> Bench:
+    """The bench the workload flags describe, at the first context."""
+    model = load_model(options.model)
+    hardware = load_hardware(options.hardware)
+    if hardware.role != "gpu":
+        raise PlanError(
+            f"{hardware.name} keeps no KV cache, so it serves nothing alone; see `afd-plan project`"
+        )
+    workload = Workload(
+        options.context[0], options.kv_bytes, options.context_cv, options.skew,
+        _expert_counts(options.expert_counts, model),
+    )  # fmt: skip
+    return make_bench(
+        model, hardware, workload, _calibration(options.calibration),
+        use_tables=_tables_wanted(options.kernels, model, hardware),
+        measurements=options.measurements,
+    )  # fmt: skip
+
+
+def limits_from(options: argparse.Namespace, bench: Bench) -> Limits:
+    """What the flags allow; the GPUs must be one scale-up domain."""
+    gpus = bench.hardware.max_gpus if options.gpus is None else options.gpus
+    if gpus < 1:
+        raise PlanError("--gpus must be at least 1")
+    if gpus > bench.hardware.max_gpus:
+        raise PlanError(
+            f"--gpus {gpus}: one {bench.hardware.name} domain has "
+            f"{bench.hardware.max_gpus}; plan one domain and replicate it"
+        )
+    cuts = tuple(Cut) if "all" in options.cut else tuple(Cut(c) for c in options.cut)
+    return Limits(gpus, options.slo_tpot_ms, tuple(options.lanes), cuts,
+                  options.survive_node_loss)  # fmt: skip
+
+
+def _recommend(options: argparse.Namespace) -> Answer:
+    bench = bench_from(options)
+    limits = limits_from(options, bench)
+    out, lines, rows = [], [], []
+    for context in options.context:
+        at = bench.at_context(context)
+        got = recommend(at, limits)
+        out.append({"context_tokens": context, **_recommendation(got), **_effects(at, limits, got)})
+        lines += [_recommendation_text(context, got, out[-1])]
+        ratios = _default_ratios(limits, bench)
+        rows += sweep(at, ratios, [context], limits)
+    data = {"model": bench.model.name, "hardware": bench.hardware.name, "gpus": limits.gpus,
+            "recommendations": out, **(out[0] if len(out) == 1 else {})}  # fmt: skip
+    return data, "\n\n".join(lines), draw.sweep_charts(rows, bench.model.name)
+
+
+def _recommendation(got: Recommendation) -> dict[str, Any]:
+    data = asdict(got)
+    for key in ("best", "runner_up", "best_afd", "best_colocated", "other_cut"):
+        if data[key] is not None:
+            data[key]["ratio"] = f"{data[key]['attention_nodes']}:{data[key]['ffn_nodes']}"
+    return data
+
+
+def _effects(bench: Bench, limits: Limits, got: Recommendation) -> dict[str, Any]:
+    """What even experts and even contexts would have changed: the price of imbalance."""
+    even = replace(
+        bench, workload=replace(bench.workload, skew_exponent=0.0, expert_counts=(), context_cv=0.0)
+    )
+    ideal = recommend(even, limits)
+    return {
+        "without_imbalance": {
+            "layout": ideal.best.layout,
+            "tokens_per_s_per_gpu": ideal.best.tokens_per_s_per_gpu,
+            "lost_to_imbalance": 1
+            - got.best.tokens_per_s_per_gpu / ideal.best.tokens_per_s_per_gpu,
+        },
+        "busiest_rank_factor": {
+            str(e.expert_parallel): bench.busiest(e.expert_parallel)
+            for e in (got.best_afd, got.best_colocated) if e is not None
+        },
+    }  # fmt: skip
+
+
+def _recommendation_text(context: float, got: Recommendation, data: dict[str, Any]) -> str:
+    named = [("best", got.best), ("runner-up", got.runner_up), ("best AFD", got.best_afd),
+             ("best colocated", got.best_colocated), ("best other cut", got.other_cut)]  # fmt: skip
+    body = [(n, *estimate_row(e)) for n, e in named if e is not None]
+    lines = [f"context {context:g}: {got.verdict}", table(("", *ESTIMATE_HEADER), body)]
+    if got.proposal:
+        lines.append(got.proposal)
+    ideal = data["without_imbalance"]
+    lines.append(
+        f"imbalance costs {ideal['lost_to_imbalance']:.1%} (even experts and contexts: "
+        f"{ideal['layout']}, {ideal['tokens_per_s_per_gpu']:.0f} tok/s/GPU)"
+    )
+    loss = got.after_node_loss
+    if "FFN node lost" in loss:
+        lines.append(
+            f"after a lost node: attention {loss['attention node lost']:.0%}, FFN "
+            f"{loss['FFN node lost']:.0%} of the throughput; {loss['note']}"
+        )
+    lines.append(f"sources: {json.dumps(got.best.sources)}")
+    lines += [f"refused: {reason}" for reason in got.refused[:3]]
+    return "\n".join(lines)
+
+
+def _default_ratios(limits: Limits, bench: Bench) -> list[tuple[int, int]]:
+    nodes = limits.gpus // bench.hardware.gpus_per_node
+    return [(m, 1) for m in range(1, nodes)]
+
+
+def _sweep(options: argparse.Namespace) -> Answer:
+    bench = bench_from(options)
+    limits = limits_from(options, bench)
+    ratios = options.ratios or _default_ratios(limits, bench)
+    rows = sweep(bench, ratios, options.context, limits)
+    header = ("context", "M:N", "cut", "lanes", "batch/GPU", "step ms", "tok/s/GPU", "vs best "
+              "colocated", "regime")  # fmt: skip
+    body = [
+        (int(r["context_tokens"]), f"{r['attention_nodes']}:{r['ffn_nodes']}", r["cut"], r["lanes"],
+         r["batch_per_gpu"], round(r["step_ms"], 3), round(r["tokens_per_s_per_gpu"], 1),
+         r["against_best_colocated"], r["regime"])
+        for r in rows
+    ]  # fmt: skip
+    data = {"model": bench.model.name, "hardware": bench.hardware.name, "rows": rows}
+    return data, table(header, body), draw.sweep_charts(rows, bench.model.name)
+
+
+def _explain(options: argparse.Namespace) -> Answer:
+    bench = bench_from(options)
+    limits = limits_from(options, bench)
+    cut = limits.cuts[0]
+    batch = options.batch or attention_batch(
+        bench.model, bench.hardware, cut, options.context[0], options.kv_bytes, bench.rule
+    )
+    if options.ratio:
+        lanes = 2 if 2 in limits.lanes else limits.lanes[0]
+        afd = disaggregated(
+            bench, options.ratio[0], options.ratio[1], batch, min(lanes, batch), cut
+        )
+    else:
+        found = recommend(bench, limits).best_afd
+        if found is None:
+            raise PlanError("no M:N fits; give --ratio or more --gpus")
+        afd = found
+    base = max(colocated_layouts(bench, limits, []), key=lambda e: e.tokens_per_s_per_gpu,
+               default=None)  # fmt: skip
+    t = afd.terms_us
+    met = conditions(t["T_a"], t["T_e"], t["T_c"], afd.lanes)
+    data = {"afd": asdict(afd), "best_colocated": asdict(base) if base else None,
+            "conditions": asdict(met)}  # fmt: skip
+    if base is not None:
+        data["identity"] = _identity(afd, base)
+    return data, _explain_text(afd, base, data), draw.explain_charts(afd, base)
+
+
+def _identity(afd: Estimate, base: Estimate) -> dict[str, float]:
+    share = afd.attention_nodes / (afd.attention_nodes + afd.ffn_nodes)
+    expansion = afd.batch_per_gpu / base.batch_per_gpu
+    latency = base.step_ms / afd.step_ms
+    return {"batch_expansion": expansion, "hosting_share": share, "latency_ratio": latency,
+            "speedup": expansion * share * latency}  # fmt: skip
+
+
+def _explain_text(afd: Estimate, base: Estimate | None, data: dict[str, Any]) -> str:
+    met = data["conditions"]
+    lines = [
+        table(ESTIMATE_HEADER, [estimate_row(e) for e in (afd, base) if e]),
+        f"\n{afd.layout}\n{terms(afd)}",
+        "\nconditions: (1) balanced " + ("yes" if met["balanced"] else "no")
+        + "; (2) T_c < T_f " + ("yes" if met["transfer_shorter"] else "no")
+        + "; (3) m T_f >= 2 (T_f + T_c) " + ("yes" if met["enough_lanes"] else "no")
+        + " (with m = 2 it would need T_c <= 0); hidden FFN T_e <= T_a "
+        + ("yes" if met["hidden_ffn"] else "no")
+        + "; T_e + 2 T_c fits into the other lanes "
+        + ("yes" if met["fully_hidden"] else "no"),
+    ]  # fmt: skip
+    if base is not None:
+        i = data["identity"]
+        lines += [
+            f"identity: {i['batch_expansion']:.3f} batch x {i['hosting_share']:.3f} hosting x "
+            f"{i['latency_ratio']:.3f} latency = {i['speedup']:.3f} against {base.layout}",
+            f"\n{base.layout}\n{terms(base)}",
+        ]
+    return "\n".join(lines)
+
+
+def _project(options: argparse.Namespace) -> Answer:
+    models = options.model or ["qwen3-235b-a22b", "minimax-m2.5"]
+    hardware, rubin, lpx = (load_hardware(n) for n in (options.hardware, "rubin", "lpx"))
+    items = []
+    for name in models:
+        model = load_model(name)
+        for context in options.context:
+            bench = make_bench(model, hardware, Workload(context, options.kv_bytes))
+            batch = options.batch or colocated_batch(
+                model, hardware, 4, context, options.kv_bytes, bench.rule
+            )
+            items.append(project(bench, rubin, lpx, 4, batch, options.racks))
+    header = ("model", "context", "MoE only", "dense+MoE", "batch x", "LPX MoE ms", "Rubin FMHA ms",
+              "Rubin dense ms", "wire MB (once)", "verdict")  # fmt: skip
+    body = [
+        (p.model, int(p.context_tokens), p.moe_only_speedup, p.dense_and_moe_speedup,
+         p.rubin_batch_expansion, p.lpx_moe_ms, p.rubin_fmha_ms, p.rubin_dense_ms,
+         p.wire_bytes_per_hidden_once / 1e6, p.verdict)
+        for p in items
+    ]  # fmt: skip
+    return {"rows": [asdict(p) for p in items]}, table(header, body), draw.project_charts(items)
+
+
+def _validate(options: argparse.Namespace) -> Answer:
+    hardware = load_hardware(options.hardware)
+    result = validate(
+        options.csv, hardware, _calibration(options.calibration), options.kv_bytes,
+        options.leave_one_out, _tables_wanted(options.kernels, None, hardware),
+    )  # fmt: skip
+    body = [
+        (r["line"], r["model"], int(r["context_tokens"]),
+         f"{r['attention_nodes']}:{r['ffn_nodes']}" if r["system"] == "afd"
+         else f"EP{r['expert_parallel']}", r["batch"], r["measured"], r["predicted"],
+         f"{r['error']:+.1%}", r["regime"])
+        for r in result["rows"]
+    ]  # fmt: skip
+    lines = [table(("line", "model", "context", "layout", "batch", "measured", "predicted", "error",
+                    "regime"), body), "", _errors("all rows", result)]  # fmt: skip
+    lines += [_errors(s, result[s]) for s in ("afd", "colocated")]
+    if "leave_one_workload_out" in result:
+        left = result["leave_one_workload_out"]
+        lines.append(_errors("leave one workload out", left))
+        lines += [_errors(f"leave one workload out, {s}", left[s]) for s in ("afd", "colocated")]
+    lines += [f"flagged, left out: line {f['line']}: {f['reason']}" for f in result["flagged"]]
+    return result, "\n".join(lines), draw.validate_charts(result)
+
+
+def _errors(name: str, summary: dict[str, Any]) -> str:
+    if summary["median_abs_error"] is None:
+        return f"{name}: no rows"
+    return (
+        f"{name}: median {summary['median_abs_error']:.1%}, p90 {summary['p90_abs_error']:.1%}, "
+        f"worst {summary['worst_abs_error']:.1%}"
+    )
+
+
+def _calibrate(options: argparse.Namespace) -> Answer:
+    hardware = load_hardware(options.hardware)
+    rows, flagged = split_rows(read_rows(options.csv), hardware, options.kv_bytes)
+    if not rows:
+        raise PlanError(f"{options.csv}: every row is impossible: {flagged[0]['reason']}")
+    fitted = fit_calibration(
+        rows, hardware, options.kv_bytes, _tables_wanted(options.kernels, None, hardware)
+    )
+    data = {**asdict(fitted), "dense_us": dict(fitted.dense_us)}
+    plain = [f"{k} = {json.dumps(v)}" for k, v in data.items() if k != "dense_us"]
+    dense = [f'"{k}" = {v}' for k, v in fitted.dense_us.items()]
+    return data, "\n".join([*plain, "", "[dense_us]", *dense]), []
+
+
+def _fidelity(options: argparse.Namespace) -> Answer:
+    result = ledger()
+    body = [
+        (r["reference"], r["name"], r["published"], r["ours"],
+         "-" if r["difference"] is None else f"{r['difference']:+.1%}", r["note"])
+        for r in result["rows"]
+    ]  # fmt: skip
+    text = table(("reference", "name", "published", "ours", "difference", "note"), body)
+    text += f"\n\n{result['within_5_percent']} of {result['total']} within 5 %"
+    return result, text, draw.fidelity_charts(result)
+
+
+def _report(options: argparse.Namespace) -> Answer:
+    from afd.plan.report_page import build
+
+    return build(options)
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], Answer]] = {
+    "recommend": _recommend, "sweep": _sweep, "explain": _explain, "project": _project,
+    "validate": _validate, "calibrate": _calibrate, "fidelity": _fidelity, "report": _report,
+}  # fmt: skip
