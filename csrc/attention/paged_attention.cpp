@@ -94,15 +94,12 @@ void paged_attention(megamoe::cpu::Pool& pool, const KvCache& cache, int layer,
   const int most = std::clamp(kGroupQueries / heads_per_kv, 1, kGroupRows);
   const std::vector<RowGroup> groups = group_rows(queries, most);
   const Kernels& table = kernels();
-  std::atomic<int> bad_first{-1};
-  std::atomic<int> bad_position{-1};
+  std::atomic<int64_t> bad_page{-1};  // first row of the group << 32 | position
   const auto work = [&](int task) {
     const RowGroup& rows = groups[task / shape.kv_heads];
     const int bad =
         table.sweep(sweep_of(cache, layer, queries, heads_per_kv, rows, task % shape.kv_heads));
-    if (bad < 0) return;
-    bad_first.store(rows.first, std::memory_order_relaxed);
-    bad_position.store(bad, std::memory_order_relaxed);
+    if (bad >= 0) bad_page.store((int64_t{rows.first} << 32) | bad, std::memory_order_relaxed);
   };
   int64_t positions = 0;
   for (int i = 0; i < queries.q.n; ++i) positions += queries.row_length[i];
@@ -112,9 +109,9 @@ void paged_attention(megamoe::cpu::Pool& pool, const KvCache& cache, int layer,
   } else {
     pool.parallel_for(tasks, work);
   }
-  if (bad_first.load() >= 0) {
-    const int slot = queries.row_slot[bad_first.load()];
-    const int page = bad_position.load() / shape.page_size;
+  if (bad_page.load() >= 0) {
+    const int slot = queries.row_slot[bad_page.load() >> 32];
+    const int page = static_cast<int>(bad_page.load() & 0xffffffff) / shape.page_size;
     throw std::invalid_argument("page_table[" + std::to_string(slot) + ", " + std::to_string(page) +
                                 "] = " + std::to_string(queries.page_table.row(slot)[page]) +
                                 " is outside [0, " + std::to_string(shape.pages) + ")");

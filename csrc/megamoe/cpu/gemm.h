@@ -1,9 +1,10 @@
 // Packed weights and the tile GEMM: y = x W^T with float32 accumulation.
 //
-// Numerics. Each output is one chain of fused multiply-adds over k, ascending, from zero; batch and
-// tile shape do not enter, so a row's result is bit-identical in any batch on one machine. At
-// Isa::Avx512Bf16 a BF16 matrix multiplies bf16 pairs: activations are rounded to bf16 (nearest
-// even) and k advances by two a step, in the order vdpbf16ps defines; subnormals flush to zero.
+// Numerics. Each output is one chain of multiply-adds over k, ascending, from zero (fused wherever
+// the machine has the instruction); batch and tile shape do not enter, so a row's result is
+// bit-identical in any batch on one machine. At Isa::Avx512Bf16 a BF16 matrix multiplies bf16
+// pairs: activations are rounded to bf16 (nearest even) and k advances by two a step, in the order
+// vdpbf16ps defines; subnormals flush to zero.
 #pragma once
 
 #include <cstddef>
