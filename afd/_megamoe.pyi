@@ -216,14 +216,19 @@ class Layout:
 class Domain:
     """This process's mapping of the symmetric memory behind ``fd`` (a memfd of layout.total_bytes).
 
-    The creator (``create=True``) writes the handshake header; others compare theirs with it and
-    raise HandshakeError.
+    The creator (``create=True``) resets the words and writes the handshake; others compare theirs
+    with it and raise HandshakeError. Nothing of an older ``generation`` [0, 2^24) is ever mistaken
+    for this one's.
     """
 
-    def __init__(self, fd: int, layout: Layout, create: bool = False) -> None: ...
+    def __init__(
+        self, fd: int, layout: Layout, create: bool = False, generation: int = 0
+    ) -> None: ...
     def raise_abort(self, culprit: int) -> None:
         """Wakes every waiting rank with Aborted; ``culprit`` is a global rank or -1."""
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Further use, also by sides opened over it, raises MegamoeError; calls under way end
+        unharmed. The memory is unmapped with the last side."""
 
 class Experts:
     """The experts one process holds, packed; layer is the index among MoE layers."""
@@ -249,47 +254,55 @@ class Experts:
         weights: NDArray[np.float32],
         out: NDArray[np.float32],
     ) -> None:
-        """The colocated path: out[n, hidden] = sum over slots, ascending; ids -1 are skipped."""
+        """The colocated path: out[n, hidden] = sum over slots, ascending; ids -1 are skipped.
+        Bit for bit what a boundary with an FP32 wire gives. Raises BadExpertId."""
     @property
     def nbytes(self) -> int: ...
 
+def fp8_encode(x: NDArray[np.float32], codes: NDArray[np.uint8],
+               scales: NDArray[np.float32]) -> None:
+    """The FP8 wire's rows, for references and tests: x [n, hidden] as e4m3fn codes [n, hidden] and
+    scales [n, ceil(hidden / 128)] = block maximum / 448 (1 for a block of zeros)."""
+
+def fp8_decode(codes: NDArray[np.uint8], scales: NDArray[np.float32],
+               out: NDArray[np.float32]) -> None:
+    """out [n, hidden] = e4m3fn(codes) * scale of the block."""
+
 class AttentionSide:
-    """Attention rank's half of the boundary: dispatch publishes and returns, combine waits."""
+    """Attention rank's half of the boundary: dispatch publishes and returns, combine waits.
+
+    A lane carries one dispatch at a time; another before its combine raises ValueError. Both raise
+    Aborted or Deadline where they wait, MegamoeError once the domain is closed.
+    """
 
     def __init__(self, domain: Domain, rank: int, deadline_ms: int) -> None: ...
-    def dispatch(
-        self,
-        step: int,
-        layer: int,
-        lane: int,
-        x: NDArray[np.float32],
-        ids: NDArray[np.int32],
-        weights: NDArray[np.float32],
-    ) -> None:
-        """x [n, hidden], ids and weights [n, top_k]; 0 <= n <= max_tokens."""
+    def dispatch(self, step: int, layer: int, lane: int, x: NDArray[np.float32],
+                 ids: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
+        """x [n, hidden] (row stride allowed), ids and weights [n, top_k]; 0 <= n <= max_tokens.
+        Raises BadExpertId before anything is published."""
     def combine(self, step: int, layer: int, lane: int, out: NDArray[np.float32]) -> None:
-        """out[n, hidden] = sum over the token's slots in ascending order, float32."""
+        """out[n, hidden] = sum over the token's slots in ascending order, float32; row stride
+        allowed."""
     @property
     def wait_ns(self) -> int: ...
     @property
-    def bytes_out(self) -> int: ...
+    def bytes_out(self) -> int:
+        """Bytes the FFN ranks read of what was combined so far: each row and its scales once per
+        rank that owns one of its experts, the ids by every rank, the weights of routed copies."""
     @property
-    def bytes_back(self) -> int: ...
+    def bytes_back(self) -> int:
+        """Bytes of the rows they wrote back."""
 
 class FfnSide:
     """FFN rank's half: one ``serve`` a step walks every MoE layer and lane. ``owner`` [experts]
-    maps each expert to its FFN rank (0-based among FFN ranks)."""
+    maps each expert to its FFN rank (0-based among FFN ranks); the first FFN rank to open enters it
+    into the handshake, the others compare.
+    """
 
-    def __init__(
-        self,
-        domain: Domain,
-        rank: int,
-        owner: NDArray[np.int32],
-        experts: Experts,
-        pool: Pool,
-        deadline_ms: int,
-    ) -> None: ...
-    def serve(self, step: int, lanes: int, attention_ranks: NDArray[np.int32]) -> None: ...
+    def __init__(self, domain: Domain, rank: int, owner: NDArray[np.int32], experts: Experts,
+                 pool: Pool, deadline_ms: int) -> None: ...
+    def serve(self, step: int, lanes: int, attention_ranks: NDArray[np.int32]) -> None:
+        """``attention_ranks`` take part in the step. Raises Aborted, Deadline, BadExpertId."""
     @property
     def wait_ns(self) -> int: ...
     @property

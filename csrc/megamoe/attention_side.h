@@ -53,9 +53,8 @@ class AttentionSide {
     const Shape& shape = memory_.layout.shape;
     const Away away = *away_[lane];
     for (int f = 0; f < shape.ffn_ranks; ++f) {
-      expect<Target>(
-          memory_.done(rank_, lane, f), memory_, deadline_ns_, wait_ns_,
-          {rank_, "DONE", shape.attention_ranks + f, away.step, away.layer, lane});
+      expect<Target>(memory_.done(rank_, lane, f), memory_, deadline_ns_, wait_ns_,
+                     {rank_, "DONE", shape.attention_ranks + f, away.step, away.layer, lane});
     }
     const int32_t* ids = memory_.ids(rank_, lane);
     for (int token = 0; token < away.tokens; ++token, ids += shape.top_k) {

@@ -71,16 +71,15 @@ class FfnSide {
       return std::pair<const std::byte*, const float*>(memory_.row(rank, lane, rows[i].token),
                                                        memory_.scales(rank, lane, rows[i].token));
     });
-    experts_.compute(
-        layer, schedule_, [&](int copy, const float* values, int first, int columns) {
-          const RoutedCopy& routed = copies[static_cast<size_t>(copy)];
-          const PulledRow& row = rows[static_cast<size_t>(routed.row)];
-          const int rank = attention_ranks[static_cast<size_t>(row.source)];
-          const float weight =
-              memory_.weights(rank, lane)[int64_t{row.token} * shape.top_k + routed.slot];
-          Target::write_back(shape.wire, values, weight, columns, first,
-                             memory_.out(rank, lane, row.token, routed.slot));
-        });
+    experts_.compute(layer, schedule_, [&](int copy, const float* values, int first, int columns) {
+      const RoutedCopy& routed = copies[static_cast<size_t>(copy)];
+      const PulledRow& row = rows[static_cast<size_t>(routed.row)];
+      const int rank = attention_ranks[static_cast<size_t>(row.source)];
+      const float weight =
+          memory_.weights(rank, lane)[int64_t{row.token} * shape.top_k + routed.slot];
+      Target::write_back(shape.wire, values, weight, columns, first,
+                         memory_.out(rank, lane, row.token, routed.slot));
+    });
     count_tokens(layer);
   }
 

@@ -17,8 +17,7 @@ struct HandshakeField {
   int64_t value;
 };
 
-inline std::array<HandshakeField, 14> handshake_fields(const Layout& layout,
-                                                       uint64_t generation) {
+inline std::array<HandshakeField, 14> handshake_fields(const Layout& layout, uint64_t generation) {
   const Shape& shape = layout.shape;
   return {{{"protocol_version", kProtocolVersion},
            {"attention_ranks", shape.attention_ranks},

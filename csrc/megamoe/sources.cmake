@@ -10,7 +10,12 @@ set_source_files_properties(${AFD_ROW_CODEC} PROPERTIES
 list(APPEND AFD_CORE_SOURCES
   ${AFD_ROW_CODEC}
   csrc/megamoe/cpu/row_codec.cpp
+  csrc/megamoe/cpu/colocated.cpp
   csrc/megamoe/cpu/expert_bank.cpp
   csrc/megamoe/cpu/mapping.cpp
   csrc/megamoe/layout.cpp)
-list(APPEND AFD_PYTHON_SOURCES csrc/megamoe/python.cpp)
+list(APPEND AFD_PYTHON_SOURCES
+  csrc/megamoe/python.cpp
+  csrc/megamoe/python_experts.cpp
+  csrc/megamoe/python_memory.cpp
+  csrc/megamoe/python_sides.cpp)

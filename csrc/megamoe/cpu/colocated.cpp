@@ -77,11 +77,12 @@ void ColocatedExperts::forward_chunk(Pool& pool, int layer, const Batch& batch) 
                                   returned + slot * hidden + first);
                 });
   for (int token = 0; token < batch.tokens; ++token) {
-    const float* chosen[kMaxTopK];
+    const std::byte* chosen[kMaxTopK];
     int count = 0;
     for (int slot = 0; slot < top_k; ++slot) {
       const int64_t at = int64_t{token} * top_k + slot;
-      if (batch.ids[at] >= 0) chosen[count++] = returned + at * hidden;
+      if (batch.ids[at] >= 0)
+        chosen[count++] = reinterpret_cast<const std::byte*>(returned + at * hidden);
     }
     codec.sum_f32(chosen, count, hidden, batch.out + batch.out_stride * token);
   }

@@ -123,7 +123,9 @@ class ExpertBank {
   }
 
   static size_t index(int32_t i) { return static_cast<size_t>(i); }
-  int gate_up_panels() const { return (width_ + PackedMatrix::kPanel / 2 - 1) / (PackedMatrix::kPanel / 2); }
+  int gate_up_panels() const {
+    return (width_ + PackedMatrix::kPanel / 2 - 1) / (PackedMatrix::kPanel / 2);
+  }
   int down_panels() const { return (hidden_ + PackedMatrix::kPanel - 1) / PackedMatrix::kPanel; }
   size_t gate_up_columns() const { return index(gate_up_panels()) * PackedMatrix::kPanel; }
   size_t down_columns() const { return index(down_panels()) * PackedMatrix::kPanel; }

@@ -2,6 +2,7 @@
 // same bits, except swiglu, which is within 2 ulp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "megamoe/cpu/isa.h"
@@ -16,9 +17,9 @@ struct RowCodec {
   // out = weight * x, rounded once to FP32 and, in the first, once more to BF16.
   void (*scale_bf16)(const float* x, float weight, int n, uint16_t* out);
   void (*scale_f32)(const float* x, float weight, int n, float* out);
-  // out = the sum of `count` rows, in order, from zero.
-  void (*sum_bf16)(const uint16_t* const* rows, int count, int n, float* out);
-  void (*sum_f32)(const float* const* rows, int count, int n, float* out);
+  // out = the sum of `count` rows of the named type, in order, from zero.
+  void (*sum_bf16)(const std::byte* const* rows, int count, int n, float* out);
+  void (*sum_f32)(const std::byte* const* rows, int count, int n, float* out);
   // Blocks of 16 gates followed by their 16 ups; out = silu(gate) * up for `n` columns.
   void (*swiglu)(const float* gate_up, int n, float* out);
 };

@@ -50,29 +50,29 @@ constexpr int kStrip = 64;
 
 // A strip of columns stays in registers while the rows pass.
 template <class T, class Decode>
-inline void sum_rows(const T* const* rows, int count, int n, float* out, Decode&& decode) {
+inline void sum_rows(const std::byte* const* rows, int count, int n, float* out, Decode&& decode) {
   int first = 0;
   for (; first + kStrip <= n; first += kStrip) {
     float sums[kStrip] = {};
     for (int r = 0; r < count; ++r) {
-      const T* row = rows[r] + first;
+      const T* row = reinterpret_cast<const T*>(rows[r]) + first;
       for (int i = 0; i < kStrip; ++i) sums[i] += decode(row[i]);
     }
     for (int i = 0; i < kStrip; ++i) out[first + i] = sums[i];
   }
   for (; first < n; ++first) {
     float sum = 0.0f;
-    for (int r = 0; r < count; ++r) sum += decode(rows[r][first]);
+    for (int r = 0; r < count; ++r) sum += decode(reinterpret_cast<const T*>(rows[r])[first]);
     out[first] = sum;
   }
 }
 
-void sum_bf16(const uint16_t* const* rows, int count, int n, float* out) {
-  sum_rows(rows, count, n, out, [](uint16_t v) { return bf16_decode(v); });
+void sum_bf16(const std::byte* const* rows, int count, int n, float* out) {
+  sum_rows<uint16_t>(rows, count, n, out, [](uint16_t v) { return bf16_decode(v); });
 }
 
-void sum_f32(const float* const* rows, int count, int n, float* out) {
-  sum_rows(rows, count, n, out, [](float v) { return v; });
+void sum_f32(const std::byte* const* rows, int count, int n, float* out) {
+  sum_rows<float>(rows, count, n, out, [](float v) { return v; });
 }
 
 void swiglu(const float* gate_up, int n, float* out) {

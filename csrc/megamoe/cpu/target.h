@@ -111,19 +111,18 @@ struct Target : Waiting {
 
   static void sum_rows(Wire wire, const std::byte* const* rows, int count, int hidden, float* out) {
     if (wire == Wire::FP32) {
-      row_codec().sum_f32(reinterpret_cast<const float* const*>(rows), count, hidden, out);
+      row_codec().sum_f32(rows, count, hidden, out);
     } else {
-      row_codec().sum_bf16(reinterpret_cast<const uint16_t* const*>(rows), count, hidden, out);
+      row_codec().sum_bf16(rows, count, hidden, out);
     }
   }
 
   [[noreturn]] static void wait_failed(const WaitResult& result, const WaitSite& site,
                                        uint64_t expected, uint64_t deadline_ns) {
-    const std::string who = "rank " + std::to_string(site.rank) + " waiting for " + site.word +
-                            " of rank " + std::to_string(site.other) + " (step " +
-                            std::to_string(site.step) + ", MoE layer " +
-                            std::to_string(site.layer) + ", lane " + std::to_string(site.lane) +
-                            ")";
+    const std::string who =
+        "rank " + std::to_string(site.rank) + " waiting for " + site.word + " of rank " +
+        std::to_string(site.other) + " (step " + std::to_string(site.step) + ", MoE layer " +
+        std::to_string(site.layer) + ", lane " + std::to_string(site.lane) + ")";
     if (result.end == WaitEnd::Aborted) {
       const int culprit = abort_culprit(result.seen);
       throw Aborted(who + " was told to abort" +
