@@ -14,7 +14,7 @@ import zmq
 
 from afd._megamoe import Domain
 from afd.boundary.open import boundary_layout
-from afd.config import WorkerConfig
+from afd.config import Role, WorkerConfig
 from afd.errors import EngineDeadError, LaunchError
 from afd.launch.children import Child, Children
 from afd.launch.resolve import ResolvedConfig
@@ -171,7 +171,11 @@ class Engine:
             page_size=engine.page_size,
             kv_tokens=engine.kv_tokens,
             mem_fraction=engine.mem_fraction_static,
-            threads=config.threads,
+            threads=(
+                config.attention_threads
+                if config.topology.role(rank) is Role.ATTENTION
+                else config.ffn_threads
+            ),
             endpoint=endpoint,
             memory_fd=self._memory_fd,
             lifeline_fd=self._children.lifeline_fd,

@@ -56,7 +56,8 @@ def print_resolved(config: ResolvedConfig, console: Console) -> None:
         "model": config.model_path,
         "dtype": config.dtype.value,
         "context_length": config.context_length,
-        "threads": config.threads,
+        "attention_threads": config.attention_threads,
+        "ffn_threads": config.ffn_threads,
     }
     console.print(
         f"[bold]{model.architecture}[/]  {model.layers} layers, hidden {model.hidden}, "

@@ -38,7 +38,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Dtype
     context_length: int
     max_rows: int
-    threads: int
+    attention_threads: int
+    ffn_threads: int
 
 
 def cache_dir(config: EngineConfig) -> Path:
@@ -123,8 +124,7 @@ def find_model(config: EngineConfig, progress: Progress | None = None) -> Path:
 def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedConfig:
     """Checks and completes a configuration; raises AfdError in one sentence.
 
-    Threads: two roles work in turn as often as at once, so each worker may use all cores that its
-    role's ranks share.
+    Threads: the two roles work in turn as often as at once, so each role's ranks share all cores.
     """
     _check_numbers(config)
     folder = find_model(config, progress)
@@ -139,7 +139,6 @@ def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedC
         context = min(context, config.kv_tokens)
     max_rows = config.max_running_requests + config.chunked_prefill_size
     cores = len(os.sched_getaffinity(0))
-    role_ranks = max(topology.attention_ranks, topology.ffn_ranks)
     return ResolvedConfig(
         engine=config,
         model_path=str(folder),
@@ -154,5 +153,6 @@ def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedC
         dtype=_dtype(config.dtype, folder, model),
         context_length=context,
         max_rows=max_rows,
-        threads=config.threads or max(1, cores // role_ranks),
+        attention_threads=config.threads or max(1, cores // topology.attention_ranks),
+        ffn_threads=config.threads or max(1, cores // max(1, topology.ffn_ranks)),
     )
