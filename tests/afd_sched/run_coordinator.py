@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +35,7 @@ from tests.afd_sched.fleet import EOS, FakeRank
 PAGES, PAGE_TOKENS, CONTEXT_TOKENS, REQUESTS = 40, 4, 64, 8
 # Generous: a bound on a hang, never a measurement.
 PATIENCE_MS = 30_000
+_LOOK_MS = 100
 
 
 class Fleet:
@@ -76,6 +77,7 @@ class Fleet:
         self.threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
         self.stopped: set[int] = set()
+        self._closing = threading.Event()
         self._lifeline_cut = False
 
     def __enter__(self) -> Fleet:
@@ -93,6 +95,7 @@ class Fleet:
         finally:
             self.process.kill()
             self.process.wait()
+            self._closing.set()
             for thread in self.threads:
                 thread.join(PATIENCE_MS / 1000)
             self.frontend.close()
@@ -122,10 +125,10 @@ class Fleet:
         for rank in range(self.attention_ranks + self.ffn_ranks):
             self.start_worker(rank)
 
-    def receive(self) -> Message:
+    def receive(self, patience_ms: int = PATIENCE_MS) -> Message:
         """The coordinator's next message to the front end."""
-        message = self.frontend.recv(PATIENCE_MS)
-        assert message is not None, "the coordinator says nothing"
+        message = self.frontend.recv(patience_ms)
+        assert message is not None, f"the coordinator says nothing; workers: {self.errors}"
         return message
 
     def generate(self, uid: int, prompt: list[int], **sampling: Any) -> SamplingParams:
@@ -166,6 +169,12 @@ class Fleet:
         finally:
             link.close()
 
+    def _messages(self, link: WorkerLink) -> Iterator[Message]:
+        """What a worker receives; ends with the context, as a crashed coordinator says no Stop."""
+        while not self._closing.is_set():
+            if (message := link.recv(_LOOK_MS)) is not None:
+                yield message
+
     def _attention(
         self, rank: int, link: WorkerLink, reply: Callable[[int, Message], Message] | None
     ) -> None:
@@ -173,14 +182,13 @@ class Fleet:
         link.send(Hello(PROTOCOL_VERSION, "attention", rank, os.getpid()))
         link.send(Ready(rank, PAGES))
         previous = -1
-        while (message := link.recv(PATIENCE_MS)) is not None:
+        for message in self._messages(link):
             if isinstance(message, Stop):
                 self.stopped.add(rank)
                 return
             assert isinstance(message, StepPlan)
-            # A plan tells that all but one earlier step is committed.
-            for step in range(max(0, previous - 1), message.step - 1):
-                worker.committed(step)
+            # Only the coordinator knows what is committed: reuse in flight is harness.py's check.
+            worker.committed(previous)
             previous = message.step
             worker.receive(message)
             step, tokens = worker.run()
@@ -192,7 +200,7 @@ class Fleet:
     ) -> None:
         link.send(Hello(PROTOCOL_VERSION, "ffn", rank, os.getpid()))
         link.send(Ready(rank, 0))
-        while (message := link.recv(PATIENCE_MS)) is not None:
+        for message in self._messages(link):
             if isinstance(message, Stop):
                 self.stopped.add(rank)
                 return

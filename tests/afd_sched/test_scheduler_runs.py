@@ -155,6 +155,17 @@ def test_a_request_that_can_never_run_is_refused_with_a_sentence() -> None:
     assert scheduler.waiting == 1 and scheduler.plan() is not None
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=pytest.fail.Exception,
+    reason="accepted; with a prompt one token longer than a chunk it then never ends",
+)
+def test_a_request_for_no_token_is_refused() -> None:
+    scheduler = Scheduler(changed(attention_ranks=1), [40])
+    with pytest.raises(RequestRefused):
+        scheduler.add(0, np.arange(17, dtype=np.int32), SamplingParams(max_new_tokens=0))
+
+
 def test_plans_and_commits_out_of_order_are_errors() -> None:
     scheduler = Scheduler(changed(attention_ranks=1), [40])
     assert scheduler.plan() is None
