@@ -74,6 +74,13 @@ def linear(
     """out[n, rows] (+)= x[n, cols] @ W.T, float32 accumulation in one order whatever n is, so a
     row's result is bit-identical in any batch. Row strides of x and out may exceed their widths."""
 
+def isa_level(name: str | None = None) -> str:
+    """The instruction-set level in use; with a name, forces it first (for tests). Matrices keep the
+    level they were made at."""
+
+def isa_levels() -> list[str]:
+    """The levels this machine can execute, lowest first."""
+
 # ---------------------------------------------------------------------- attention-side operations
 
 class KvCache:

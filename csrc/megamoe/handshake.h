@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -11,13 +12,15 @@
 namespace megamoe {
 
 constexpr int32_t kProtocolVersion = 1;
+constexpr size_t kHandshakeFields = 14;
 
 struct HandshakeField {
   const char* name;
   int64_t value;
 };
 
-inline std::array<HandshakeField, 14> handshake_fields(const Layout& layout, uint64_t generation) {
+inline std::array<HandshakeField, kHandshakeFields> handshake_fields(const Layout& layout,
+                                                                     uint64_t generation) {
   const Shape& shape = layout.shape;
   return {{{"protocol_version", kProtocolVersion},
            {"attention_ranks", shape.attention_ranks},

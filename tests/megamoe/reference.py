@@ -59,8 +59,9 @@ def fp8(x: F32) -> tuple[NDArray[np.uint8], F32]:
 
 def from_fp8(codes: NDArray[np.uint8], scales: F32) -> F32:
     """The FP32 rows that codes and scales stand for."""
-    values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    return values * np.repeat(scales, _BLOCK, axis=1)[:, : codes.shape[1]]
+    values: F32 = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    values *= np.repeat(scales, _BLOCK, axis=1)[:, : codes.shape[1]]
+    return values
 
 
 def bf16(x: NDArray[np.floating]) -> F32:
@@ -78,7 +79,8 @@ def received(x: F32, wire: Wire) -> F32:
 def expert(x: F64, gate: F32, up: F32, down: F32) -> F64:
     """down @ (silu(gate @ x) * (up @ x)) for each row of x."""
     g = x @ gate.T.astype(np.float64)
-    return (g / (1 + np.exp(-g)) * (x @ up.T.astype(np.float64))) @ down.T.astype(np.float64)
+    hidden: F64 = g / (1 + np.exp(-g)) * (x @ up.T.astype(np.float64))
+    return np.matmul(hidden, down.T.astype(np.float64))
 
 
 def moe(

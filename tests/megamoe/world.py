@@ -233,18 +233,20 @@ def open_world(
     dtype: WeightType = WeightType.FP32,
     threads: int = 1,
     deadline_ms: int = DEADLINE_MS,
+    generation: int = 0,
 ) -> Iterator[World]:
     """A launch with poisoned buffers."""
     layout, owners = shape.layout(), shape.owners()
     with memory(layout) as fd:
-        domain = Domain(fd, layout, create=True)
+        domain = Domain(fd, layout, create=True, generation=generation)
         poison(shape, fd, layout)
         attention = [
-            AttentionSide(Domain(fd, layout), a, deadline_ms) for a in range(shape.attention_ranks)
+            AttentionSide(Domain(fd, layout, generation=generation), a, deadline_ms)
+            for a in range(shape.attention_ranks)
         ]
         ffn = [
             FfnSide(
-                Domain(fd, layout),
+                Domain(fd, layout, generation=generation),
                 f,
                 owners,
                 make_experts(shape, weights, np.flatnonzero(owners == f).tolist(), dtype),

@@ -1,9 +1,14 @@
 // One process's view of a launch's symmetric memory.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "megamoe/cpu/mapping.h"
@@ -16,14 +21,12 @@ namespace megamoe::cpu {
 class Domain {
  public:
   Domain(int fd, const Layout& layout, bool create, uint64_t generation)
-      : mapping_(fd, layout.total_bytes), memory_{mapping_.data(), layout, generation} {
-    auto* region = reinterpret_cast<int64_t*>(memory_.base + layout.handshake.offset);
-    if (create) {
-      reset();
-      offer_handshake(layout, generation, region);
-    } else {
-      compare_handshake(layout, generation, region);
-    }
+      : mapping_(create ? fd : agreeing(fd, layout, generation), layout.total_bytes),
+        memory_{mapping_.data(), layout, generation} {
+    if (!create) return;
+    reset();
+    offer_handshake(layout, generation,
+                    reinterpret_cast<int64_t*>(memory_.base + layout.handshake.offset));
   }
 
   const Memory& memory() const { return memory_; }
@@ -55,6 +58,17 @@ class Domain {
   }
 
  private:
+  // Read before mapping: where shapes differ so do sizes, and the shape is the better explanation.
+  static int agreeing(int fd, const Layout& layout, uint64_t generation) {
+    std::array<int64_t, kHandshakeFields> region{};
+    const ssize_t bytes = pread(fd, region.data(), sizeof(region), layout.handshake.offset);
+    if (bytes < 0) {
+      throw std::system_error(errno, std::generic_category(), "symmetric memory: pread");
+    }
+    compare_handshake(layout, generation, region.data());
+    return fd;
+  }
+
   // Words start just below the generation's first number, so that none looks reached.
   void reset() {
     memory_.abort() = Word{};
