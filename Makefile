@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 .PHONY: demo test test-slow bench format lint clean
 
 demo: $(VENV)/.built
-	$(BIN)/afd-launch --m 1 --n 1 --model smollm2-moe --prompt "What is the capital of France?"
+	$(BIN)/afd-launch --m 1 --n 1 --model smollm2-moe --prompt "What is the capital of France? Answer in one sentence."
 
 test: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/python -m pytest tests
