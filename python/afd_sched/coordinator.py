@@ -26,7 +26,7 @@ from afd_sched.messages import (
     Stop,
     WorkerFailed,
 )
-from afd_sched.scheduler import Scheduler, SchedulerConfig
+from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig
 from afd_sched.steps import StepLoop
 
 _log = logging.getLogger(__name__)
@@ -78,8 +78,11 @@ class Coordinator:
             self._loop = self._start()
             while True:
                 self._drain(None)
-                for rank, message in self._loop.advance(time.monotonic() * 1000):
-                    self._send(rank, message)
+                try:
+                    for rank, message in self._loop.advance(time.monotonic() * 1000):
+                        self._send(rank, message)
+                except BadResult as error:
+                    raise _Over(Failed(error.rank, str(error))) from error
         except _Over as over:
             if over.failure is not None:
                 self._report(over.failure)
@@ -101,7 +104,9 @@ class Coordinator:
         config = self._config
         deadline = time.monotonic() + config.start_timeout_s
         while len(self._pages) < config.ranks or not self._frontend_here:
-            self._drain(max(0.0, deadline - time.monotonic()))
+            all_ready = len(self._pages) == config.ranks
+            # The front end is our parent: it comes, or the lifeline ends.
+            self._drain(None if all_ready else max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline and len(self._pages) < config.ranks:
                 missing = [config.describe(r) for r in range(config.ranks) if r not in self._pages]
                 raise _Over(
@@ -142,8 +147,8 @@ class Coordinator:
     def _from_frontend(self, message: Message) -> None:
         match message:
             case Hello():
-                self._check_version(-1, message.version)
                 self._frontend_here = True
+                self._check_version(-1, message.version)
             case Stop():
                 raise _Over
             case RankLost():
@@ -161,7 +166,7 @@ class Coordinator:
 
     def _from_worker(self, identity: bytes, message: Message) -> None:
         rank = getattr(message, "rank", -1)
-        if identity != worker_identity(rank):
+        if rank not in range(self._config.ranks) or identity != worker_identity(rank):
             self._refuse(identity, message)
             return
         match message:

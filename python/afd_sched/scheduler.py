@@ -65,6 +65,14 @@ class StepOrderError(Exception):
     """plan or commit was called out of order, or with other ranks' results."""
 
 
+class BadResult(Exception):
+    """A rank returned what its plan cannot give; ``rank`` is its number."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class Scheduler:
     """See the module; every decision is deterministic in the order of calls."""
 
@@ -114,6 +122,10 @@ class Scheduler:
         """Queues a request; raises RequestRefused if it can never run."""
         if uid in self._reqs:
             raise RequestRefused(f"request {uid} is already open")
+        if sampling.max_new_tokens < 1:
+            raise RequestRefused(
+                f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}"
+            )
         if len(input_ids) == 0:
             raise RequestRefused("the prompt is empty")
         if len(input_ids) >= self.max_total_tokens:
@@ -220,7 +232,7 @@ class Scheduler:
 
     def commit(self, step: int, results: dict[int, NDArray[np.int32]]) -> TokenBatch:
         """Takes the sampled tokens of the oldest step in flight, by attention rank; raises
-        StepOrderError for any other step, rank or count."""
+        StepOrderError for any other step or rank, BadResult for another count."""
         if not self._in_flight or self._in_flight[0][0] != step:
             raise StepOrderError(f"step {step} is not the oldest in flight")
         steps = self._in_flight[0][1]
@@ -230,9 +242,10 @@ class Scheduler:
             )
         for index, planned in steps.items():
             if len(results[index]) != len(planned.sampling_slots):
-                raise StepOrderError(
+                raise BadResult(
+                    index,
                     f"step {step}: rank {index} returned {len(results[index])} tokens, "
-                    f"{len(planned.sampling_slots)} were planned"
+                    f"{len(planned.sampling_slots)} were planned",
                 )
         self._in_flight.popleft()
         self._committed = step

@@ -9,6 +9,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from afd_sched.ints import pack_int32, pack_int64, unpack_int32
 from afd_sched.messages import (
     Abort,
@@ -20,7 +23,7 @@ from afd_sched.messages import (
     Tokens,
 )
 from afd_sched.req import RequestRefused
-from afd_sched.scheduler import Scheduler, StepBundle
+from afd_sched.scheduler import BadResult, Scheduler, StepBundle
 from afd_sched.statistics import StepStatistics
 
 Outgoing = tuple[int | None, Message]
@@ -32,6 +35,13 @@ class _Step:
     published_ms: float
     attention: dict[int, StepResult] = field(default_factory=dict)
     ffn: dict[int, FfnResult] = field(default_factory=dict)
+
+
+def _tokens(result: StepResult) -> NDArray[np.int32]:
+    try:
+        return unpack_int32(result.tokens)
+    except ValueError as error:
+        raise BadResult(result.rank, f"step {result.step}: ragged tokens: {error}") from error
 
 
 class StepLoop:
@@ -92,7 +102,7 @@ class StepLoop:
     def _commit(self, step: _Step, now_ms: float) -> Outgoing:
         bundle = step.bundle
         batch = self.scheduler.commit(
-            bundle.step, {rank: unpack_int32(r.tokens) for rank, r in step.attention.items()}
+            bundle.step, {rank: _tokens(r) for rank, r in step.attention.items()}
         )
         for result in step.attention.values():
             self.statistics.wire(result.bytes_out, result.bytes_back)
