@@ -80,7 +80,8 @@ def expert(x: F64, gate: F32, up: F32, down: F32) -> F64:
     """down @ (silu(gate @ x) * (up @ x)) for each row of x."""
     g = x @ gate.T.astype(np.float64)
     hidden: F64 = g / (1 + np.exp(-g)) * (x @ up.T.astype(np.float64))
-    return np.matmul(hidden, down.T.astype(np.float64))
+    out: F64 = hidden @ down.T.astype(np.float64)
+    return out
 
 
 def moe(
