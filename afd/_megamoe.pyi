@@ -266,13 +266,15 @@ class Experts:
     @property
     def nbytes(self) -> int: ...
 
-def fp8_encode(x: NDArray[np.float32], codes: NDArray[np.uint8],
-               scales: NDArray[np.float32]) -> None:
+def fp8_encode(
+    x: NDArray[np.float32], codes: NDArray[np.uint8], scales: NDArray[np.float32]
+) -> None:
     """The FP8 wire's rows, for references and tests: x [n, hidden] as e4m3fn codes [n, hidden] and
     scales [n, ceil(hidden / 128)] = block maximum / 448 (1 for a block of zeros)."""
 
-def fp8_decode(codes: NDArray[np.uint8], scales: NDArray[np.float32],
-               out: NDArray[np.float32]) -> None:
+def fp8_decode(
+    codes: NDArray[np.uint8], scales: NDArray[np.float32], out: NDArray[np.float32]
+) -> None:
     """out [n, hidden] = e4m3fn(codes) * scale of the block."""
 
 class AttentionSide:
@@ -283,8 +285,15 @@ class AttentionSide:
     """
 
     def __init__(self, domain: Domain, rank: int, deadline_ms: int) -> None: ...
-    def dispatch(self, step: int, layer: int, lane: int, x: NDArray[np.float32],
-                 ids: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
+    def dispatch(
+        self,
+        step: int,
+        layer: int,
+        lane: int,
+        x: NDArray[np.float32],
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+    ) -> None:
         """x [n, hidden] (row stride allowed), ids and weights [n, top_k]; 0 <= n <= max_tokens.
         Raises BadExpertId before anything is published."""
     def combine(self, step: int, layer: int, lane: int, out: NDArray[np.float32]) -> None:
@@ -306,8 +315,15 @@ class FfnSide:
     into the handshake, the others compare.
     """
 
-    def __init__(self, domain: Domain, rank: int, owner: NDArray[np.int32], experts: Experts,
-                 pool: Pool, deadline_ms: int) -> None: ...
+    def __init__(
+        self,
+        domain: Domain,
+        rank: int,
+        owner: NDArray[np.int32],
+        experts: Experts,
+        pool: Pool,
+        deadline_ms: int,
+    ) -> None: ...
     def serve(self, step: int, lanes: int, attention_ranks: NDArray[np.int32]) -> None:
         """``attention_ranks`` take part in the step. Raises Aborted, Deadline, BadExpertId."""
     @property
