@@ -71,6 +71,11 @@ class AttentionSide {
   }
 
   const std::optional<Away>& away(int lane) const { return away_[lane]; }
+  // Whether the lane's PUB is at this number or past it: DONE would look reached at once.
+  bool published(uint64_t step, int layer, int lane) const {
+    return reached(Target::load_acquire(memory_.pub(rank_, lane).value),
+                   memory_.sequence(step, layer));
+  }
   uint64_t wait_ns() const { return wait_ns_; }
   // What the FFN ranks read of IN, and what they wrote to OUT.
   uint64_t bytes_out() const { return bytes_out_; }

@@ -47,6 +47,12 @@ class FfnSide {
     }
   }
 
+  // Whether this rank has told `rank` that the step, or a later one, is done.
+  bool served(uint64_t step, int rank) const {
+    return reached(Target::load_acquire(memory_.done(rank, 0, ffn_rank_).value),
+                   memory_.sequence(step, 0));
+  }
+
   uint64_t wait_ns() const { return wait_ns_; }
   // [moe_layers][experts]
   const std::vector<int64_t>& expert_tokens() const { return expert_tokens_; }

@@ -61,6 +61,11 @@ class PyAttentionSide {
                                std::to_string(away->step) + ", layer " +
                                std::to_string(away->layer) + "; combine it first");
     }
+    if (side_.published(static_cast<uint64_t>(step), layer, lane)) {
+      bad_argument("step", std::to_string(step) + ", layer " + std::to_string(layer) +
+                               ", must come after what lane " + std::to_string(lane) +
+                               " published last; replay under a new generation");
+    }
     const auto rows = rows_of<const float>(x, "x", kAny, shape.hidden);
     if (rows.n > shape.max_tokens) {
       bad_argument("x", "must have at most max_tokens = " + std::to_string(shape.max_tokens) +
@@ -143,6 +148,11 @@ class PyFfnSide {
     for (size_t i = 0; i < chosen.size(); ++i) {
       check_range("attention_ranks", chosen[i], 0, opened_.shape().attention_ranks - 1);
       if (i > 0 && chosen[i] == chosen[i - 1]) bad_argument("attention_ranks", "must not repeat");
+      if (side_.served(static_cast<uint64_t>(step), chosen[i])) {
+        bad_argument("step", std::to_string(step) +
+                                 " must come after the last step served for rank " +
+                                 std::to_string(chosen[i]) + "; replay under a new generation");
+      }
     }
     const py::gil_scoped_release release;
     side_.serve(static_cast<uint64_t>(step), lanes, chosen);

@@ -228,6 +228,21 @@ def test_a_lane_carries_one_dispatch(world: World) -> None:
         world.attention[0].combine(0, 0, 0, out[:2])
 
 
+def test_a_step_never_goes_back() -> None:
+    """Words that an older step left behind would make its waits return at once, on old rows."""
+    weights = _weights()
+    r = _routed()
+    step = {0: [r], 1: [r]}
+    with open_world(SHAPE, weights) as world:
+        world.run([step], first_step=5)
+        for old in (4, 5):
+            with pytest.raises(ValueError, match=f"step {old}, layer 0, must come after"):
+                _dispatch(world, 0, step=old)
+            with pytest.raises(ValueError, match=f"step {old} must come after the last step"):
+                world.ffn[0].serve(old, 1, _both())
+        world.run([step], first_step=6)
+
+
 def test_arguments_are_named(world: World) -> None:
     r = _routed(4)
     side, x, ids, w = world.attention[0], r.x[0], r.ids[0], r.weights[0]
