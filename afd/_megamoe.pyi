@@ -280,7 +280,8 @@ def fp8_decode(
 class AttentionSide:
     """Attention rank's half of the boundary: dispatch publishes and returns, combine waits.
 
-    A lane carries one dispatch at a time; another before its combine raises ValueError. Both raise
+    A lane carries one dispatch at a time; another before its combine raises ValueError, as does a
+    (step, layer) not later than the lane's last: a replay needs a new generation. Both raise
     Aborted or Deadline where they wait, MegamoeError once the domain is closed.
     """
 
@@ -325,7 +326,8 @@ class FfnSide:
         deadline_ms: int,
     ) -> None: ...
     def serve(self, step: int, lanes: int, attention_ranks: NDArray[np.int32]) -> None:
-        """``attention_ranks`` take part in the step. Raises Aborted, Deadline, BadExpertId."""
+        """``attention_ranks`` take part in the step. Raises Aborted, Deadline, BadExpertId;
+        ValueError for a step not later than the last one served for one of them."""
     @property
     def wait_ns(self) -> int: ...
     @property
