@@ -6,17 +6,35 @@
 namespace megamoe::cpu {
 namespace {
 
+// The largest magnitude. Magnitudes order as integers; a NaN's would win, so it counts as zero.
+inline float largest_magnitude(const float* x, int n) {
+  constexpr int kColumns = 32;
+  int32_t largest[kColumns] = {};
+  const auto magnitude = [](float value) {
+    const int32_t bits = static_cast<int32_t>(bits_of(value) & 0x7fffffffu);
+    return bits > 0x7f800000 ? 0 : bits;
+  };
+  int i = 0;
+  for (; i + kColumns <= n; i += kColumns) {
+    for (int c = 0; c < kColumns; ++c) {
+      const int32_t candidate = magnitude(x[i + c]);
+      largest[c] = candidate > largest[c] ? candidate : largest[c];
+    }
+  }
+  for (; i < n; ++i) {
+    const int32_t candidate = magnitude(x[i]);
+    largest[0] = candidate > largest[0] ? candidate : largest[0];
+  }
+  int32_t all = 0;
+  for (const int32_t column : largest) all = column > all ? column : all;
+  return float_of(static_cast<uint32_t>(all));
+}
+
 void encode_fp8(const float* x, int hidden, uint8_t* codes, float* scales) {
   for (int first = 0; first < hidden; first += kScaleBlock, ++scales) {
     const int n = hidden - first < kScaleBlock ? hidden - first : kScaleBlock;
     const float* block = x + first;
-    uint32_t amax = 0;  // magnitudes order as integers; a NaN's would win, so they are left out
-    for (int i = 0; i < n; ++i) {
-      const uint32_t magnitude = bits_of(block[i]) & 0x7fffffffu;
-      const uint32_t number = magnitude > 0x7f800000u ? 0u : magnitude;
-      amax = number > amax ? number : amax;
-    }
-    const float scale = block_scale(float_of(amax));
+    const float scale = block_scale(largest_magnitude(block, n));
     for (int i = 0; i < n; ++i) codes[first + i] = e4m3_encode(block[i] / scale);
     *scales = scale;
   }
