@@ -16,8 +16,9 @@
 
 namespace megamoe::cpu {
 
-// Spins are for a partner on another core, which answers in a tenth of a microsecond; yields are for
-// one that shares this core, which every spin keeps waiting. A yield that nobody takes costs 0.5 us.
+// Spins are for a partner on another core, which answers in a tenth of a microsecond; yields are
+// for one that shares this core, which every spin keeps waiting. A yield that nobody takes costs
+// 0.5 us.
 class Backoff {
  public:
   // False once it is time to sleep instead.
