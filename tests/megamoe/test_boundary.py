@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from afd import _megamoe as ops
 from afd._megamoe import Pool, WeightType, Wire
 from tests.megamoe.reference import Weights, assert_matches, moe
 from tests.megamoe.world import (
@@ -132,6 +134,57 @@ def test_colocated_equals_the_fp32_wire_bit_for_bit(seed: int) -> None:
         experts.forward(pool, layer, routed.x[layer], routed.ids[layer], routed.weights[layer],
                         out[layer])  # fmt: skip
     np.testing.assert_array_equal(out, away)
+
+
+def test_a_long_prompt_is_computed_in_waves_and_chunks() -> None:
+    rng = np.random.default_rng(7)
+    shape = Shape.random(
+        rng, hidden=70, width=20, experts=5, top_k=2, moe_layers=1, max_tokens=1500
+    )
+    weights = _weights(rng, shape)
+    routed = Routed.random(rng, shape, 1500)
+    out = np.full(routed.x[0].shape, np.nan, np.float32)
+    experts = make_experts(shape, weights, [4, 2, 0, 1, 3])
+    experts.forward(Pool(2), 0, routed.x[0], routed.ids[0], routed.weights[0], out)
+    expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], Wire.FP32)
+    assert_matches(out, expected, size, Wire.FP32)
+
+
+def test_rows_of_wider_arrays_are_read_and_written_in_place() -> None:
+    rng = np.random.default_rng(8)
+    shape = Shape.random(rng, attention_ranks=1, lanes=1, moe_layers=1, max_tokens=8)
+    weights = _weights(rng, shape)
+    routed = Routed.random(rng, shape, 8)
+    wide_x = np.full((8, shape.hidden + 3), np.nan, np.float32)
+    wide_x[:, : shape.hidden] = routed.x[0]
+    wide_out = np.full((8, shape.hidden + 5), 7, np.float32)
+    with open_world(shape, weights) as world, ThreadPoolExecutor(shape.ffn_ranks) as threads:
+        for side in world.ffn:
+            threads.submit(side.serve, 0, 1, np.zeros(1, np.int32))
+        world.attention[0].dispatch(0, 0, 0, wide_x[:, : shape.hidden], routed.ids[0],
+                                    routed.weights[0])  # fmt: skip
+        world.attention[0].combine(0, 0, 0, wide_out[:, : shape.hidden])
+    expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], shape.wire)
+    assert_matches(wide_out[:, : shape.hidden], expected, size, shape.wire)
+    assert (wide_out[:, shape.hidden :] == 7).all()
+
+
+@pytest.mark.parametrize("level", ops.isa_levels())
+def test_every_instruction_set_level_computes_the_experts(level: str) -> None:
+    rng = np.random.default_rng(9)
+    shape = Shape.random(rng, width=83, moe_layers=1, max_tokens=9)
+    weights = _weights(rng, shape)
+    routed = Routed.random(rng, shape, 9)
+    out = np.full(routed.x[0].shape, np.nan, np.float32)
+    before = ops.isa_level()
+    try:
+        ops.isa_level(level)
+        experts = make_experts(shape, weights, list(range(shape.experts)))
+        experts.forward(Pool(1), 0, routed.x[0], routed.ids[0], routed.weights[0], out)
+    finally:
+        ops.isa_level(before)
+    expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], Wire.FP32)
+    assert_matches(out, expected, size, Wire.FP32)
 
 
 def test_swapping_two_experts_changes_the_output() -> None:

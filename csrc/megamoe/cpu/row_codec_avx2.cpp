@@ -1,11 +1,7 @@
 #if defined(__x86_64__)
-// GCC 12 warns about the deliberately undefined operands of its own header (its bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-
 #include <cstring>
 
+#include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/row_codec.h"
 #include "megamoe/numerics.h"
 
