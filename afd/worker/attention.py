@@ -39,6 +39,7 @@ class AttentionWorker:
             pages_per_slot=-(-config.context_length // config.page_size),
         )
         self._rank = config.rank
+        self.tensors_read = frozenset(checkpoint.read)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one step; raises the extension's Aborted or Deadline."""

@@ -24,6 +24,7 @@ class FfnWorker:
         checkpoint = Checkpoint(Path(config.model_path), config.model.fp8_block)
         self._port = open_ffn_port(config, family, checkpoint, Pool(config.threads))
         self._rank = config.rank
+        self.tensors_read = frozenset(checkpoint.read)
 
     def step(self, plan: FfnStep) -> FfnResult:
         """Serves one step; raises the extension's Aborted, Deadline or BadExpertId."""

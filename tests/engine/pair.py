@@ -1,4 +1,4 @@
-"""One attention and one FFN worker in this process, for tests that look at logits."""
+"""One attention worker and its FFN workers in this process, for tests that look inside."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MAX_ROWS = 128
 class Pair:
     """Feeds prompts through real workers over real symmetric memory."""
 
-    def __init__(self, attention: AttentionWorker, ffn: FfnWorker) -> None:
+    def __init__(self, attention: AttentionWorker, ffns: list[FfnWorker]) -> None:
         self.attention = attention
-        self.ffn = ffn
+        self.ffns = ffns
 
     def logits(self, prompt: list[int]) -> NDArray[np.float32]:
         """[vocab] after a prompt, in one chunk over two lanes."""
@@ -40,19 +40,24 @@ class Pair:
             pages=pack_int32(pages),
             extend=pack_int32([(0, len(prompt))]),
         )
-        serving = threading.Thread(target=self.ffn.step, args=(FfnStep(0, 2, pack_int32([0])),))
-        serving.start()
+        step = FfnStep(0, 2, pack_int32([0]))
+        serving = [threading.Thread(target=ffn.step, args=(step,)) for ffn in self.ffns]
+        for thread in serving:
+            thread.start()
         batch = self.attention.table.apply(plan)
         logits = self.attention.runner.forward(0, 2, batch)[0].copy()
-        serving.join()
+        for thread in serving:
+            thread.join()
         return logits
 
 
 @contextmanager
-def pair(path: Path, wire: WireType, dtype: Dtype = Dtype.FLOAT32) -> Iterator[Pair]:
-    """A fresh pair on a checkpoint."""
+def pair(
+    path: Path, wire: WireType, dtype: Dtype = Dtype.FLOAT32, ffn_ranks: int = 1
+) -> Iterator[Pair]:
+    """Fresh workers on a checkpoint."""
     model = load_model_config(path)
-    topology = Topology(attention_nodes=1, ffn_nodes=1, workers_per_node=1)
+    topology = Topology(attention_nodes=1, ffn_nodes=ffn_ranks, workers_per_node=1)
     boundary = BoundaryConfig(wire=wire, num_lanes=2, max_lane_tokens=_MAX_ROWS, deadline_ms=20_000)
     layout = boundary_layout(model, boundary, topology)
     fd = os.memfd_create("afd-test")
@@ -81,7 +86,8 @@ def pair(path: Path, wire: WireType, dtype: Dtype = Dtype.FLOAT32) -> Iterator[P
         )
 
     try:
-        yield Pair(AttentionWorker(config(0)), FfnWorker(config(1)))
+        ffns = [FfnWorker(config(1 + f)) for f in range(ffn_ranks)]
+        yield Pair(AttentionWorker(config(0)), ffns)
     finally:
         domain.close()
         os.close(fd)
