@@ -20,7 +20,9 @@ from afd.launch.engine import Engine
 from afd.launch.resolve import resolve
 
 Checkpoints = Callable[[str], Path]
-LONG = SamplingParams(max_new_tokens=400)
+LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
+# Few slots and many long requests: whatever is killed, there is work left for seconds.
+MANY = [[1, 2, 3]] * 100
 ENDS_WITHIN_S = 10
 
 
@@ -143,8 +145,9 @@ def test_killing_the_launcher_ends_every_child(checkpoint: Checkpoints) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_worker_killed_while_generating_is_named(checkpoint: Checkpoints, rank: int) -> None:
-    with LLM(checkpoint("qwen3"), m=2, n=2, skip_tokenizer_init=True, threads=1) as llm:
-        stream = llm.stream([[1, 2, 3]] * 4, LONG)
+    options = {"skip_tokenizer_init": True, "threads": 1, "max_running_requests": 2}
+    with LLM(checkpoint("qwen3"), m=2, n=2, **options) as llm:
+        stream = llm.stream(MANY, LONG)
         for _ in range(20):
             next(stream)
         kill_rank(rank)
@@ -166,8 +169,9 @@ def kill_rank(rank: int) -> None:
 
 
 def test_the_coordinator_killed_while_generating_is_named(checkpoint: Checkpoints) -> None:
-    with LLM(checkpoint("qwen3"), skip_tokenizer_init=True, threads=1) as llm:
-        stream = llm.stream([[1, 2, 3]], LONG)
+    options = {"skip_tokenizer_init": True, "threads": 1, "max_running_requests": 2}
+    with LLM(checkpoint("qwen3"), **options) as llm:
+        stream = llm.stream(MANY, LONG)
         next(stream)
         for child in psutil.Process().children():
             if "afd_sched" in child.cmdline():
