@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from afd.config import EngineConfig
-from afd.errors import ConfigError, RequestError
+from afd.errors import ConfigError, EngineDeadError, RequestError
 from afd.launch.engine import Engine
 from afd.launch.resolve import ResolvedConfig, resolve
 from afd.outputs import RequestOutput
@@ -157,8 +157,6 @@ class LLM:
                 self._abort_quietly(uid)
 
     def _abort_quietly(self, uid: int) -> None:
-        from afd.errors import EngineDeadError
-
         try:
             self._engine.abort(uid)
         except EngineDeadError:

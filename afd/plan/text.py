@@ -50,6 +50,7 @@ def terms(e: Estimate) -> str:
 
 
 def source_of(e: Estimate, name: str) -> str:
+    """Where a term's value came from, as the tables name it."""
     if name in e.sources:
         return e.sources[name]
     if name in ("T_a",):

@@ -98,17 +98,16 @@ class RankScheduler:
         self._freeing.append(slot)
         self.free_committed(committed)
 
-    def free_committed(self, committed: int) -> list[int]:
+    def free_committed(self, committed: int) -> None:
         """Returns to their pools the retired slots that no step after ``committed`` names."""
         if not self._freeing:
-            return []
+            return
         last = self.running.last_step
         freed = [slot for slot in self._freeing if last[slot] <= committed]
         for slot in freed:
             self.cache.release(slot)
             self.table.give_back(slot)
         self._freeing = [slot for slot in self._freeing if last[slot] > committed]
-        return freed
 
     def spent(self) -> NDArray[np.int32]:
         """Resident slots with nothing left to run: closed, or their last row is planned."""
