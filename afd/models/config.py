@@ -238,3 +238,31 @@ def eos_token_ids(fields: Fields, generation: dict[str, Any]) -> tuple[int, ...]
         elif isinstance(value, list):
             ids.update(value)
     return tuple(sorted(ids))
+
+
+def decoder_fields(
+    fields: Fields, generation: dict[str, Any], norm_eps: float, max_position_tokens: int
+) -> dict[str, Any]:
+    """What every family's config.json says in the same words: ModelConfig's arguments without the
+    experts'. The last two arguments are the family's defaults."""
+    heads = fields.integer("num_attention_heads")
+    hidden = fields.integer("hidden_size")
+    # Transformers divides when the field is missing, though published files carry it.
+    head_dim = fields.integer("head_dim", hidden // heads)
+    theta, rotary_dim = rope(fields, head_dim)
+    return {
+        "architecture": fields.architecture,
+        "hidden": hidden,
+        "layers": fields.integer("num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": fields.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "rotary_dim": rotary_dim,
+        "rope_theta": theta,
+        "norm_eps": fields.number("rms_norm_eps", norm_eps),
+        "vocab": fields.integer("vocab_size"),
+        "tie_embeddings": fields.flag("tie_word_embeddings", False),
+        "max_position_tokens": fields.integer("max_position_embeddings", max_position_tokens),
+        "eos_token_ids": eos_token_ids(fields, generation),
+        "fp8_block": fp8_block(fields),
+    }

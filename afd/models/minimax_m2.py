@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from afd.errors import UnsupportedModelError
-from afd.models.config import Fields, ModelConfig, eos_token_ids, fp8_block, rope
+from afd.models.config import Fields, ModelConfig, decoder_fields
 from afd.models.family import Family, QkNorm, Routing
 
 
@@ -18,9 +18,6 @@ class MiniMaxM2:
     def parse(self, fields: Fields, generation: dict[str, Any]) -> ModelConfig:
         """See Family.parse; every layer has experts and full attention."""
         layers = fields.integer("num_hidden_layers")
-        heads = fields.integer("num_attention_heads")
-        head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
-        theta, rotary_dim = rope(fields, head_dim)
         fields.require("sliding_window", None)
         fields.require("use_qk_norm", True)
         fields.require("qk_norm_type", "per_layer")
@@ -35,26 +32,13 @@ class MiniMaxM2:
             )
         width = fields.integer("intermediate_size")
         return ModelConfig(
-            architecture=fields.architecture,
-            hidden=fields.integer("hidden_size"),
-            layers=layers,
-            heads=heads,
-            kv_heads=fields.integer("num_key_value_heads", heads),
-            head_dim=head_dim,
-            rotary_dim=rotary_dim,
-            rope_theta=theta,
-            norm_eps=fields.number("rms_norm_eps", 1e-6),
-            vocab=fields.integer("vocab_size"),
-            tie_embeddings=fields.flag("tie_word_embeddings", False),
+            **decoder_fields(fields, generation, norm_eps=1e-6, max_position_tokens=196608),
             experts=fields.integer("num_local_experts", fields.optional("num_experts")),
             top_k=fields.integer("num_experts_per_tok"),
             expert_width=width,
             dense_width=width,
             moe_layers=tuple(range(layers)),
             renormalize=True,
-            max_position_tokens=fields.integer("max_position_embeddings", 196608),
-            eos_token_ids=eos_token_ids(fields, generation),
-            fp8_block=fp8_block(fields),
         )
 
     def router(self, layer: int) -> str:
