@@ -145,9 +145,10 @@ class RankScheduler:
         order = running.order
         fed, prompt = running.fed[order], running.prompt[order]
         extending = fed < prompt
+        # A slot that gets no row is named too: it is in the worker's table, with its pages.
+        running.last_step[order] = step
         if not extending.any():
             running.fed[order] += 1
-            running.last_step[order] = step
             return RankStep(len(order), 0, _NO_PAIRS, order, running.uid[order])
         adder = PrefillAdder(self._chunk)
         counts = np.ones(len(order), np.int32)
@@ -155,7 +156,6 @@ class RankScheduler:
             counts[at] = adder.add(int(order[at]), int(prompt[at] - fed[at]))
         running.fed[order] += counts
         runs = counts > 0
-        running.last_step[order[runs]] = step
         sampling = order[runs & (running.fed[order] >= prompt)]
         pairs = adder.pairs()
         return RankStep(

@@ -180,3 +180,17 @@ def test_plans_and_commits_out_of_order_are_errors() -> None:
     assert batch.tokens.tolist() == [5] and batch.finished.tolist() == [FinishReason.RUNNING]
     with pytest.raises(StepOrderError):
         scheduler.commit(0, {0: one})
+
+
+def test_a_slot_that_got_no_row_is_not_reused_while_its_plan_is_in_flight() -> None:
+    config = changed(attention_ranks=1, max_running_requests=2, chunked_prefill_size=2)
+    harness = Harness(config, [32])
+    harness.add([5] * 6, SamplingParams(max_new_tokens=4, ignore_eos=True))
+    second = harness.add([6] * 3, SamplingParams(max_new_tokens=4, ignore_eos=True))
+    harness.plan()  # the first prompt takes the whole chunk
+    harness.abort(second)
+    harness.add([7] * 3, SamplingParams(max_new_tokens=4, ignore_eos=True))
+    bundle = harness.plan()
+    assert bundle is not None and not bundle.plans[0].admitted
+    harness.drain()
+    harness.check_outputs()
