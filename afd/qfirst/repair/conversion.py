@@ -119,7 +119,7 @@ class Bench:
         self._train, self._test = train, test
         self._folder, self._stages = folder, stages
         self.source_digest = digest_of_weights(source)
-        self._data_digest = _digest([_tensor_digest(train.ids), _tensor_digest(test.ids)])
+        self._data_digest = digest_of([_tensor_digest(train.ids), _tensor_digest(test.ids)])
 
     def run(self, plan: Conversion) -> Outcome:
         """The whole comparison; raises QFirstError if the folder holds something foreign."""
@@ -202,10 +202,11 @@ class Bench:
         return result
 
     def _identity(self, values: Mapping[str, Any]) -> str:
-        return _digest([self.source_digest, self._data_digest, values])
+        return digest_of([self.source_digest, self._data_digest, values])
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -115,7 +115,7 @@ class ScratchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """One arm trained from scratch at one seed."""
 
     arm: str
-    shape: dict[str, int | float | bool]
+    shape: dict[str, int]
     parameters: int
     trained_parameters: int
     forward_operations: int
