@@ -20,10 +20,12 @@ class Wire(Enum):
     FP32 = 2
 
 class WeightType(Enum):
-    """Storage type of packed weights and of the KV cache; activations are always float32 on CPU."""
+    """Storage type of packed weights and of the KV cache; activations are always float32 on CPU.
+    ``FP8`` (e4m3 with block scales) is for experts alone."""
 
     BF16 = 0
     FP32 = 1
+    FP8 = 2
 
 class MegamoeError(RuntimeError): ...
 
@@ -252,6 +254,21 @@ class Experts:
         down: NDArray[np.generic],
     ) -> None:
         """gate, up [width, hidden]; down [hidden, width]; float32 or bfloat16 viewed as uint16."""
+    def load_fp8(
+        self,
+        layer: int,
+        expert: int,
+        gate: NDArray[np.uint8],
+        up: NDArray[np.uint8],
+        down: NDArray[np.uint8],
+        gate_scales: NDArray[np.float32],
+        up_scales: NDArray[np.float32],
+        down_scales: NDArray[np.float32],
+        block: tuple[int, int],
+    ) -> None:
+        """For ``dtype`` FP8: e4m3fn codes of the shapes above, kept as they are; weight = code *
+        scale. Scales [ceil(rows / block rows), ceil(columns / block columns)]; a block has a
+        multiple of 16 rows and of 128 columns. ValueError for another block, or a NaN code."""
     def forward(
         self,
         pool: Pool,

@@ -15,6 +15,7 @@ using attention::kAny;
 using attention::rows_of;
 using cpu::ColocatedExperts;
 using cpu::ExpertBank;
+using cpu::Fp8Weight;
 using cpu::Pool;
 using cpu::WeightType;
 
@@ -35,6 +36,29 @@ void load(ColocatedExperts& experts, int layer, int expert, py::handle gate, py:
   } else {
     load_as<float>(experts.bank(), layer, expert, gate, up, down);
   }
+}
+
+// An e4m3 weight [rows, cols] and its scales, both packed.
+Fp8Weight fp8_weight(py::handle codes, py::handle scales, const char* name, int rows, int cols,
+                     std::pair<int, int> block) {
+  const auto blocks = [](int size, int of) { return of < 1 ? 0 : (size + of - 1) / of; };
+  return {packed<uint8_t>(codes, name, rows, cols),
+          packed<float>(scales, (std::string(name) + "_scales").c_str(), blocks(rows, block.first),
+                        blocks(cols, block.second)),
+          block.first, block.second};
+}
+
+void load_fp8(ColocatedExperts& experts, int layer, int expert, py::handle gate, py::handle up,
+              py::handle down, py::handle gate_scales, py::handle up_scales, py::handle down_scales,
+              std::pair<int, int> block) {
+  ExpertBank& bank = experts.bank();
+  const int hidden = bank.hidden();
+  const int width = bank.width();
+  const Fp8Weight gates = fp8_weight(gate, gate_scales, "gate", width, hidden, block);
+  const Fp8Weight ups = fp8_weight(up, up_scales, "up", width, hidden, block);
+  const Fp8Weight downs = fp8_weight(down, down_scales, "down", hidden, width, block);
+  const py::gil_scoped_release release;
+  bank.load_fp8(layer, expert, gates, ups, downs);
 }
 
 void forward(ColocatedExperts& experts, Pool& pool, int layer, py::handle x, py::handle ids,
@@ -86,6 +110,9 @@ void bind_experts(py::module_& module) {
            py::arg("dtype"))
       .def("load", &load, py::arg("layer"), py::arg("expert"), py::arg("gate"), py::arg("up"),
            py::arg("down"))
+      .def("load_fp8", &load_fp8, py::arg("layer"), py::arg("expert"), py::arg("gate"),
+           py::arg("up"), py::arg("down"), py::arg("gate_scales"), py::arg("up_scales"),
+           py::arg("down_scales"), py::arg("block"))
       .def("forward", &forward, py::arg("pool"), py::arg("layer"), py::arg("x"), py::arg("ids"),
            py::arg("weights"), py::arg("out"))
       .def_property_readonly("nbytes",
