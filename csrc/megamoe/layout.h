@@ -61,21 +61,23 @@ struct Layout {
   uint64_t segment_bytes;
   uint64_t total_bytes;
 
-  uint64_t lane(int attention_rank, int lane) const {
+  MEGAMOE_HOST_DEVICE uint64_t lane(int attention_rank, int lane) const {
     return first_segment + segment_bytes * static_cast<uint64_t>(attention_rank) +
            lane_bytes * static_cast<uint64_t>(lane);
   }
-  uint64_t done_of(int ffn_rank) const {
+  MEGAMOE_HOST_DEVICE uint64_t done_of(int ffn_rank) const {
     return done.offset + kLineBytes * static_cast<uint64_t>(ffn_rank);
   }
-  uint64_t row_bytes() const {
+  MEGAMOE_HOST_DEVICE uint64_t row_bytes() const {
     const int element = shape.wire == Wire::FP8 ? 1 : shape.wire == Wire::BF16 ? 2 : 4;
     return static_cast<uint64_t>(shape.hidden) * element;
   }
-  uint64_t out_row_bytes() const {
+  MEGAMOE_HOST_DEVICE uint64_t out_row_bytes() const {
     return static_cast<uint64_t>(shape.hidden) * (shape.wire == Wire::FP32 ? 4 : 2);
   }
-  int row_scales() const { return shape.wire == Wire::FP8 ? scale_blocks(shape.hidden) : 0; }
+  MEGAMOE_HOST_DEVICE int row_scales() const {
+    return shape.wire == Wire::FP8 ? scale_blocks(shape.hidden) : 0;
+  }
 };
 
 // Throws std::invalid_argument that names the field out of range, or says that sizes overflow.

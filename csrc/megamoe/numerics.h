@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "megamoe/host_device.h"
+
 #if defined(__CUDACC__)
 #define MEGAMOE_HD static __host__ __device__ __forceinline__
 #else
@@ -72,6 +74,8 @@ MEGAMOE_HD float block_scale(float amax) {
   return scale > 0.0f ? scale : 1.0f;
 }
 
-constexpr int scale_blocks(int hidden) { return (hidden + kScaleBlock - 1) / kScaleBlock; }
+MEGAMOE_HOST_DEVICE constexpr int scale_blocks(int hidden) {
+  return (hidden + kScaleBlock - 1) / kScaleBlock;
+}
 
 }  // namespace megamoe

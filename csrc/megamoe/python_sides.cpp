@@ -56,7 +56,7 @@ class PyAttentionSide {
   void dispatch(int64_t step, int layer, int lane, py::handle x, py::handle ids,
                 py::handle weights) {
     const Shape& shape = check(step, layer, lane);
-    if (const auto& away = side_.away(lane)) {
+    if (const auto* away = side_.away(lane)) {
       bad_argument("lane", std::to_string(lane) + " is still away with step " +
                                std::to_string(away->step) + ", layer " +
                                std::to_string(away->layer) + "; combine it first");
@@ -80,7 +80,7 @@ class PyAttentionSide {
 
   void combine(int64_t step, int layer, int lane, py::handle out) {
     const Shape& shape = check(step, layer, lane);
-    const auto& away = side_.away(lane);
+    const auto* away = side_.away(lane);
     if (!away || away->step != static_cast<uint64_t>(step) || away->layer != layer) {
       bad_argument("lane", std::to_string(lane) + " was not dispatched for step " +
                                std::to_string(step) + ", layer " + std::to_string(layer));

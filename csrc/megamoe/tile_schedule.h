@@ -4,11 +4,10 @@
 // computes the same tiles.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <vector>
+
+#include "megamoe/host_device.h"
 
 namespace megamoe {
 
@@ -34,25 +33,42 @@ struct Tile {
   int32_t rows;
 };
 
+// The first id outside [-1, experts); no source if there is none.
 struct BadRoute {
   int32_t source;
   int32_t token;
   int32_t id;
+
+  MEGAMOE_ROLE explicit operator bool() const { return source >= 0; }
 };
 
+// Of the leader: on a GPU one thread builds what all read.
+template <class Lists>
 class TileSchedule {
  public:
   static constexpr int kTileRows = 96;
 
-  // `owned_index` [experts]: the expert's index among the owned, or -1. Returns the first id
-  // outside [-1, experts), in which case the schedule is empty.
-  std::optional<BadRoute> build(const std::vector<Routes>& sources, int top_k,
-                                const std::vector<int32_t>& owned_index, int owned) {
+  template <class T>
+  using List = typename Lists::template List<T>;
+
+  // For at most this many rows, copies and owned experts.
+  MEGAMOE_HOST_DEVICE explicit TileSchedule(Lists& lists, size_t rows, size_t copies, size_t owned)
+      : rows_(lists.template empty<PulledRow>(rows)),
+        slots_(lists.template empty<Slot>(copies)),
+        copies_(lists.template empty<RoutedCopy>(copies)),
+        tiles_(lists.template empty<Tile>(owned + copies / kTileRows)),
+        ends_(lists.template empty<int32_t>(owned + 1)) {}
+  TileSchedule() = default;
+
+  // `owned_index` [experts]: the expert's index among the owned, or -1. After a bad route the
+  // schedule is empty.
+  MEGAMOE_ROLE BadRoute build(const List<Routes>& sources, int top_k,
+                              const List<int32_t>& owned_index, int owned) {
     rows_.clear();
     slots_.clear();
     tiles_.clear();
     ends_.assign(static_cast<size_t>(owned) + 1, 0);
-    if (const auto bad = scan(sources, top_k, owned_index)) {
+    if (const BadRoute bad = scan(sources, top_k, owned_index)) {
       rows_.clear();
       copies_.clear();
       return bad;
@@ -62,22 +78,24 @@ class TileSchedule {
     // ends_[e] is where expert e's next copy goes.
     copies_.resize(slots_.size());
     for (const Slot& slot : slots_) copies_[ends_[slot.expert]++] = slot.copy;
-    return std::nullopt;
+    return none();
   }
 
   // Each row that some owned expert needs, once.
-  const std::vector<PulledRow>& rows() const { return rows_; }
-  const std::vector<RoutedCopy>& copies() const { return copies_; }
-  const std::vector<Tile>& tiles() const { return tiles_; }
+  MEGAMOE_ROLE const List<PulledRow>& rows() const { return rows_; }
+  MEGAMOE_ROLE const List<RoutedCopy>& copies() const { return copies_; }
+  MEGAMOE_ROLE const List<Tile>& tiles() const { return tiles_; }
 
  private:
+  MEGAMOE_ROLE static BadRoute none() { return {-1, 0, 0}; }
+
   struct Slot {
     int32_t expert;
     RoutedCopy copy;
   };
 
-  std::optional<BadRoute> scan(const std::vector<Routes>& sources, int top_k,
-                               const std::vector<int32_t>& owned_index) {
+  MEGAMOE_ROLE BadRoute scan(const List<Routes>& sources, int top_k,
+                             const List<int32_t>& owned_index) {
     const auto experts = static_cast<uint32_t>(owned_index.size());
     for (size_t s = 0; s < sources.size(); ++s) {
       const int32_t* ids = sources[s].ids;
@@ -98,22 +116,23 @@ class TileSchedule {
         }
       }
     }
-    return std::nullopt;
+    return none();
   }
 
-  void add_tiles(int owned) {
+  MEGAMOE_ROLE void add_tiles(int owned) {
     for (int e = 0; e < owned; ++e) {
       for (int32_t first = ends_[e]; first < ends_[e + 1]; first += kTileRows) {
-        tiles_.push_back({e, first, std::min(kTileRows, ends_[e + 1] - first)});
+        const int32_t left = ends_[e + 1] - first;
+        tiles_.push_back({e, first, left < kTileRows ? left : kTileRows});
       }
     }
   }
 
-  std::vector<PulledRow> rows_;
-  std::vector<Slot> slots_;
-  std::vector<RoutedCopy> copies_;
-  std::vector<Tile> tiles_;
-  std::vector<int32_t> ends_;
+  List<PulledRow> rows_;
+  List<Slot> slots_;
+  List<RoutedCopy> copies_;
+  List<Tile> tiles_;
+  List<int32_t> ends_;
 };
 
 }  // namespace megamoe

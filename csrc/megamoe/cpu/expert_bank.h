@@ -13,8 +13,8 @@
 
 #include "megamoe/cpu/gemm.h"
 #include "megamoe/cpu/grow_buffer.h"
+#include "megamoe/cpu/lists.h"
 #include "megamoe/cpu/pool.h"
-#include "megamoe/tile_schedule.h"
 
 namespace megamoe::cpu {
 

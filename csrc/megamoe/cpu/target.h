@@ -4,20 +4,22 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "megamoe/cpu/expert_bank.h"
+#include "megamoe/cpu/lists.h"
 #include "megamoe/cpu/row_codec.h"
 #include "megamoe/cpu/wait.h"
-#include "megamoe/errors.h"
+#include "megamoe/failures.h"
 #include "megamoe/layout.h"
 #include "megamoe/memory.h"
 
 namespace megamoe::cpu {
 
 struct Target : Waiting {
+  using Lists = cpu::Lists;
+
   // A bank of experts with the pool and working memory that compute on it.
   class Experts {
    public:
@@ -34,7 +36,7 @@ struct Target : Waiting {
       rows_.resize(count);
       if (wire == Wire::FP32) {  // usable where it lies
         for (size_t i = 0; i < count; ++i) {
-          rows_[i] = reinterpret_cast<const float*>(where(i).first);
+          rows_[i] = reinterpret_cast<const float*>(where(i).row);
         }
         return;
       }
@@ -117,33 +119,30 @@ struct Target : Waiting {
     }
   }
 
-  [[noreturn]] static void wait_failed(const WaitResult& result, const WaitSite& site,
-                                       uint64_t expected, uint64_t deadline_ns) {
-    const std::string who =
-        "rank " + std::to_string(site.rank) + " waiting for " + site.word + " of rank " +
-        std::to_string(site.other) + " (step " + std::to_string(site.step) + ", MoE layer " +
-        std::to_string(site.layer) + ", lane " + std::to_string(site.lane) + ")";
-    if (result.end == WaitEnd::Aborted) {
-      const int culprit = abort_culprit(result.seen);
-      throw Aborted(who + " was told to abort" +
-                        (culprit >= 0 ? " because of rank " + std::to_string(culprit) : ""),
-                    culprit);
+  // A rank is one thread.
+  static void sync() {}
+  static constexpr bool leader() { return true; }
+  template <class F>
+  static bool on_leader(F&& fn) {
+    return fn();
+  }
+  template <class F>
+  static void for_each(int64_t count, F&& fn) {
+    for (int64_t i = 0; i < count; ++i) fn(i);
+  }
+
+  struct Failures {
+    [[noreturn]] void wait_failed(const WaitResult& result, const WaitSite& site, uint64_t expected,
+                                  uint64_t deadline_ns) const {
+      throw_wait_failed(result, site, expected, deadline_ns);
     }
-    throw Deadline(who + " gave up after " + std::to_string(deadline_ns / 1'000'000) +
-                   " ms: expected " + std::to_string(expected) + ", seen " +
-                   std::to_string(result.seen));
-  }
-
-  [[noreturn]] static void bad_expert(int rank, int layer, int token, int id, int experts) {
-    throw BadExpertId("rank " + std::to_string(rank) + ", MoE layer " + std::to_string(layer) +
-                      ", token " + std::to_string(token) + ": expert id " + std::to_string(id) +
-                      " is outside [-1, " + std::to_string(experts) + ")");
-  }
-
-  [[noreturn]] static void bad_count(int rank, int layer, int tokens) {
-    throw Error("rank " + std::to_string(rank) + ", MoE layer " + std::to_string(layer) +
-                ": a count of " + std::to_string(tokens) + " tokens exceeds the buffer");
-  }
+    [[noreturn]] void bad_expert(int rank, int layer, int token, int id, int experts) const {
+      throw_bad_expert(rank, layer, token, id, experts);
+    }
+    [[noreturn]] void bad_count(int rank, int layer, int tokens) const {
+      throw_bad_count(rank, layer, tokens);
+    }
+  };
 };
 
 }  // namespace megamoe::cpu
