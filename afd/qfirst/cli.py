@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from afd.errors import AfdError
+from afd.qfirst.commands import schedule
 
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (schedule,)
 
 
 def parser() -> argparse.ArgumentParser:
