@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from afd.errors import AfdError
-from afd.qfirst.commands import schedule
+from afd.qfirst.commands import convert, report, schedule, train
 
-COMMANDS: tuple[ModuleType, ...] = (schedule,)
+COMMANDS: tuple[ModuleType, ...] = (convert, report, schedule, train)
 
 
 def parser() -> argparse.ArgumentParser:
