@@ -90,7 +90,6 @@ def _bits(decoder: torch.nn.Module, checkpoint: Path, text: Path) -> float:
 def test_the_reference_sees_the_same_batches_and_is_shared(
     checkpoint: Path, text: Path, tmp_path: Path
 ) -> None:
-    """With every query where it was, the converted arm would be the reference: so it is at W_o."""
     work = ["--work", str(tmp_path / "work")]
     assert convert(checkpoint, text, tmp_path / "fit", *work, "--start", "fit") == 0
     stamps = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "work").iterdir()}
