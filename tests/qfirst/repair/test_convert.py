@@ -10,8 +10,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from afd.qfirst.block import Decoder
 from afd.qfirst.checkpoint import load
 from afd.qfirst.cli import main
+from afd.qfirst.repair import arm
+from afd.qfirst.repair.attention import Backend
+from afd.qfirst.repair.forward import mean_loss
 from afd.qfirst.repair.records import ConversionRecord, read_record
 from afd.qfirst.wiring import Wiring, early_query
 from tests.qfirst.repair.conftest import LAYERS
@@ -87,7 +91,25 @@ def _bits(decoder: torch.nn.Module, checkpoint: Path, text: Path) -> float:
     return nats / 0.6931471805599453 / size
 
 
-def test_the_reference_sees_the_same_batches_and_is_shared(
+@pytest.mark.parametrize("start", ["fit", "copy"])
+def test_the_reference_sees_the_same_batches_in_the_same_order(
+    checkpoint: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    """What reaches the loss, by the wiring of the decoder that it reaches."""
+    seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+
+    def watch(decoder: Decoder, ids: torch.Tensor, backend: Backend) -> torch.Tensor:
+        seen[decoder.wiring == Wiring()].append(ids.clone())
+        return mean_loss(decoder, ids, backend)
+
+    monkeypatch.setattr(arm, "mean_loss", watch)
+    assert convert(checkpoint, text, tmp_path / "run", "--start", start) == 0
+    assert len(seen[True]) == len(seen[False]) == 5
+    assert all(torch.equal(a, b) for a, b in zip(seen[True], seen[False], strict=True))
+    assert len({tuple(ids.flatten().tolist()) for ids in seen[True]}) == 5
+
+
+def test_runs_of_equal_trained_tensors_share_their_reference(
     checkpoint: Path, text: Path, tmp_path: Path
 ) -> None:
     work = ["--work", str(tmp_path / "work")]
