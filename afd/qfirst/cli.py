@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from afd.errors import AfdError
-from afd.qfirst.commands import account, schedule
+from afd.qfirst.commands import account, diagnose, schedule
 
-COMMANDS: tuple[ModuleType, ...] = (account, schedule)
+COMMANDS: tuple[ModuleType, ...] = (account, diagnose, schedule)
 
 
 def parser() -> argparse.ArgumentParser:
