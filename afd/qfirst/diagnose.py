@@ -3,6 +3,7 @@ and its appendices on the displacement, the tolerance to a query error, and the 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +22,7 @@ from afd.qfirst.queries import (
 from afd.qfirst.repair.corpus import Windows
 from afd.qfirst.spectra import Spectrum, overlap, spectra, truncated
 from afd.qfirst.verify import StepCheck, check_steps
-from afd.qfirst.wiring import Wiring, early_query
+from afd.qfirst.wiring import Wiring, early_query, wiring
 from afd.tools.stages import Stages
 
 # Positions whose cost is told apart, [from, to); position 0 predicts from itself alone.
@@ -49,7 +50,11 @@ class PositionCost:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything measured; ``overlaps``: (of, inside, share, chance) averaged over layers."""
+    """Everything measured.
+
+    ``overlaps``: (of, inside, share, chance) averaged over layers; ``steps``: the decode step
+    against fused attention by what was stored and read, see ``_steps``.
+    """
 
     baseline: float
     queries: QueryStatistics
@@ -57,7 +62,7 @@ class Diagnosis:
     positions: tuple[PositionCost, ...]
     spectra: tuple[Spectrum, ...]
     overlaps: tuple[tuple[str, str, float, float], ...]
-    steps: tuple[StepCheck, ...]
+    steps: dict[str, list[StepCheck]]
 
     def cost(self, name: str) -> float:
         """The price of one change."""
@@ -67,6 +72,7 @@ class Diagnosis:
 MEAN = "query replaced by its layer mean"
 EARLY = "query read half a layer early, every layer but 0"
 EARLY_HELD = "query read half a layer early, layers 0 to 3 held out"
+AS_LOADED = "as loaded"
 RANDOM = "random error of the early query's size"
 
 
@@ -93,7 +99,6 @@ def diagnose(decoder: Decoder, data: Windows, rank: int, seed: int, stages: Stag
         return float(nats.sum()) / math.log(2) / byte_count
 
     with stages.stage("Spectra, and the decode step against fused attention"):
-        lengths = [n for n in _STEP_LENGTHS if n < data.ids.shape[1]]
         return Diagnosis(
             baseline=bits(base),
             queries=statistics,
@@ -101,7 +106,7 @@ def diagnose(decoder: Decoder, data: Windows, rank: int, seed: int, stages: Stag
             positions=_positions(base, losses[EARLY]),
             spectra=tuple(spectra(decoder)),
             overlaps=_overlaps(decoder, rank),
-            steps=tuple(check_steps(decoder, data.ids[0], lengths)),
+            steps=_steps(decoder, data.ids[0]),
         )
 
 
@@ -180,3 +185,16 @@ def _overlaps(decoder: Decoder, rank: int) -> tuple[tuple[str, str, float, float
         shares, chances = zip(*pairs, strict=True)
         made.append((of, inside, sum(shares) / len(shares), sum(chances) / len(chances)))
     return tuple(made)
+
+
+def _steps(decoder: Decoder, ids: torch.Tensor) -> dict[str, list[StepCheck]]:
+    lengths = [n for n in _STEP_LENGTHS if n < len(ids)]
+    narrow = copy.deepcopy(decoder).to(torch.bfloat16)
+    late_key = narrow.rewired(wiring("early_q"))
+    return {
+        AS_LOADED: check_steps(decoder, ids, lengths),
+        "bfloat16": check_steps(narrow, ids, lengths),
+        "bfloat16, float32 vectors": check_steps(narrow, ids, lengths, wide=True),
+        "bfloat16, key read late": check_steps(late_key, ids, lengths),
+        "bfloat16, key read late, float32 vectors": check_steps(late_key, ids, lengths, wide=True),
+    }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from afd.qfirst.diagnose import EARLY, EARLY_HELD, MEAN, RANDOM, Diagnosis
+from afd.qfirst.diagnose import AS_LOADED, EARLY, EARLY_HELD, MEAN, RANDOM, Diagnosis
 from afd.qfirst.output import table
 from afd.qfirst.queries import QueryLayer
+from afd.qfirst.verify import StepCheck
 
 Row = tuple[str, float | None, float]
 
@@ -44,16 +45,24 @@ def rows(d: Diagnosis) -> list[Row]:
     for of, inside, share, chance in d.overlaps:
         name = f"W_{of[0]}'s energy in W_{inside[0]}'s strongest inputs, over chance"
         made.append((name, None, share / chance))
-    for length in sorted({s.cached for s in d.steps}):
-        here_steps = [s for s in d.steps if s.cached == length]
-        share = sum(s.above for s in here_steps) / sum(s.heads for s in here_steps)
-        at = f"at cache length {length}"
-        made.append((f"heads whose score exceeds the log-sum-exp {at}",
-                     93 / 448 if length == 1 else None, share))  # fmt: skip
-        made.append((f"by at most, nats, {at}", 9.7 if length == 1 else None,
-                     max(s.most_nats for s in here_steps)))  # fmt: skip
-        made.append((f"sweep and combine against fused, worst layer {at}", None,
-                     max(s.error for s in here_steps)))  # fmt: skip
+    made += _sign_rows(d.steps[AS_LOADED])
+    for kind, checks in d.steps.items():
+        name = f"sweep and combine against fused, worst layer, {kind}"
+        paper = None if kind == AS_LOADED else 4.2e-3
+        made.append((name, paper, max(s.error for s in checks)))
+    return made
+
+
+def _sign_rows(checks: list[StepCheck]) -> list[Row]:
+    made: list[Row] = []
+    for length in sorted({s.cached for s in checks}):
+        here = [s for s in checks if s.cached == length]
+        share = sum(s.above for s in here) / sum(s.heads for s in here)
+        first = length == 1
+        made.append((f"heads whose score exceeds the log-sum-exp at cache length {length}",
+                     93 / 448 if first else None, share))  # fmt: skip
+        made.append((f"by at most, nats, at cache length {length}",
+                     9.7 if first else None, max(s.most_nats for s in here)))  # fmt: skip
     return made
 
 
@@ -96,5 +105,5 @@ def as_json(d: Diagnosis) -> dict[str, Any]:
         "positions": [asdict(p) for p in d.positions],
         "layers": [asdict(q) | {"common_share": q.common_share} for q in d.queries.layers],
         "spectra": [asdict(s) for s in d.spectra],
-        "steps": [asdict(s) for s in d.steps],
+        "steps": {kind: [asdict(s) for s in checks] for kind, checks in d.steps.items()},
     }
