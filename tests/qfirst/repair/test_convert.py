@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -107,6 +108,36 @@ def test_the_reference_sees_the_same_batches_in_the_same_order(
     assert len(seen[True]) == len(seen[False]) == 5
     assert all(torch.equal(a, b) for a, b in zip(seen[True], seen[False], strict=True))
     assert len({tuple(ids.flatten().tolist()) for ids in seen[True]}) == 5
+
+
+@pytest.mark.parametrize("calls", [1, 4, 6, 9])
+def test_an_interrupted_run_goes_on_to_the_same_record(
+    checkpoint: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    calls: int,
+) -> None:
+    """Five steps an arm, saved every second: stops within both arms, before and after a save."""
+    assert convert(checkpoint, text, tmp_path / "whole") == 0
+    left = iter(range(calls))
+
+    def interrupted(decoder: Decoder, ids: torch.Tensor, backend: Backend) -> torch.Tensor:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return mean_loss(decoder, ids, backend)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arm, "mean_loss", interrupted)
+        assert convert(checkpoint, text, tmp_path / "run") == 130
+    assert "goes on from the last saved step" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "record.json").exists()
+    assert convert(checkpoint, text, tmp_path / "run") == 0
+    whole, again = record_of(tmp_path / "whole"), record_of(tmp_path / "run")
+    assert msgspec.structs.replace(again, seconds=0, command="") == msgspec.structs.replace(
+        whole, seconds=0, command=""
+    )
 
 
 def test_runs_of_equal_trained_tensors_share_their_reference(
