@@ -17,16 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from afd_sched.cache import CacheManager
-from afd_sched.decode import DecodeManager, RowOrder
+from afd_sched.decode import RowOrder
 from afd_sched.deltas import PlanDeltas
-from afd_sched.history import TokenHistory
 from afd_sched.ints import pack_int32
 from afd_sched.messages import Admit, FfnStep, SamplingParams, StepPlan
+from afd_sched.placement import Placement
 from afd_sched.prefill import Chunks, PrefillManager
 from afd_sched.req import FinishReason, Req, RequestRefused
+from afd_sched.residents import Residents
 from afd_sched.stops import StopTokens
-from afd_sched.table import TableManager
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -45,6 +44,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     eos_token_ids: tuple[int, ...]
     overlap: bool
+    radix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,15 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A step in flight: the tokens that each rank owes, and whose they are (rank by rank)."""
+    """A step in flight: the tokens that each rank owes, whose they are (rank by rank), and the
+    slots whose prompts end in it."""
 
     step: int
     ranks: list[int]
     counts: list[int]
     rows: RowOrder
     cells: I64
+    prompts: list[int]
 
 
 class StepOrderError(Exception):
@@ -104,25 +106,29 @@ class Scheduler:
         self._config = config
         self._slots = slots
         self.max_total_tokens = min(config.context_length, min(pages_per_rank) * page_size)
-        self._table = TableManager(ranks, slots)
-        self._cache = CacheManager(
-            pages_per_rank, page_size, slots, -(-self.max_total_tokens // page_size)
+        self._residents = Residents(
+            pages_per_rank,
+            page_size,
+            slots,
+            pages_per_slot=-(-self.max_total_tokens // page_size),
+            radix=config.radix_cache,
         )
-        self._running = DecodeManager(ranks, slots)
-        self._history = TokenHistory(ranks, slots, max(pages_per_rank), page_size)
+        self._running = self._residents.running
+        self._cache = self._residents.cache
         self._prefill = PrefillManager(config.chunked_prefill_size, slots)
         self._stops = StopTokens(ranks * slots)
         self._deltas = PlanDeltas(slots, self._cache)
         self._reqs: dict[int, Req] = {}
-        self._by_slot: dict[int, Req] = {}
         self._waiting: list[tuple[int, Req]] = []
-        # Retracted requests and retired slots, each with the last step that may name them.
+        # With the last step that may name them.
         self._retracted: dict[int, tuple[int, Req]] = {}
-        self._freeing: deque[tuple[int, I64]] = deque()
         self._in_flight: deque[_Planned] = deque()
         self._next_step = 0
         self._committed = -1
         self.retractions = 0
+        # Since the start, over admissions: tokens known, and those of them found in the cache.
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
 
     @property
     def in_flight(self) -> int:
@@ -218,90 +224,63 @@ class Scheduler:
         if self._prefill:
             for slot in slots.tolist():
                 self._prefill.discard(slot)
-        self._running.retire(slots)
         self._deltas.retire(slots.tolist())
-        self._freeing.append((self._next_step - 1, slots))
+        self._residents.retire(slots, self._next_step - 1)
         self._free_committed()
 
     def _free_committed(self) -> None:
-        self._requeue()
-        while self._freeing and self._freeing[0][0] <= self._committed:
-            slots = self._freeing.popleft()[1]
-            self._cache.release(slots)
-            for slot in slots.tolist():
-                self._table.give_back(slot)
-                del self._by_slot[slot]
-
-    def _requeue(self) -> None:
-        """Retracted requests whose last step is committed wait again, with what they generated."""
+        """Retracted requests whose last step is committed wait again, with what they generated;
+        slots that no step in flight names are free again."""
         for uid, (last, req) in list(self._retracted.items()):
             if last <= self._committed:
                 del self._retracted[uid]
-                req.tokens = np.concatenate([req.tokens, self._generated(req)])
+                req.tokens = np.concatenate([req.tokens, self._residents.generated(req.slot)])
                 self._running.close(np.array([req.slot]))
                 self._stops.forget(req.slot)
                 req.slot = -1
                 insort(self._waiting, (uid, req), key=lambda entry: entry[0])
-
-    def _generated(self, req: Req) -> I32:
-        """What the request generated since its admission, as far as it is committed."""
-        count = int(self._running.generated[req.slot])
-        if count == 0:
-            return req.tokens[:0]
-        pages = self._cache.pages_of(req.slot)
-        return self._history.read(req.slot, pages, len(req.tokens) - 1, count)
+        self._residents.free(self._committed, self._next_step)
 
     def _admit(self) -> None:
         """First come, first served: a head that does not fit holds the others back, so that none
         starves."""
-        room = self._cache.free.tolist()
-        running = self._running.count.tolist()
+        placement = Placement(self._residents)
         slots: list[int] = []
         counts: list[int] = []
         while self._waiting:
             req = self._waiting[0][1]
-            need = self._cache.pages_for(len(req.tokens) + 1)
-            # A page of growth for each running request, so that none is pushed out at once.
-            fitting = [
-                r for r in range(len(room)) if self._table.free(r) and need + running[r] <= room[r]
-            ]
-            if not fitting:
+            tokens = pack_int32(req.tokens)
+            path = self._residents.match(tokens)
+            chosen = placement.choose(len(req.tokens), path)
+            if chosen is None:
                 break
             self._waiting.pop(0)
-            rank = min(fitting, key=lambda r: (-room[r], r))
-            req.slot = self._table.take(rank)
+            rank, nodes = chosen
+            cached = self._residents.enter(req, tokens, rank, path[:nodes], self._next_step)
             slots.append(req.slot)
-            counts.append(self._cache.pages_for(len(req.tokens)))
-            room[rank] -= counts[-1]
-            running[rank] += 1
-            self._enter(req)
+            counts.append(self._cache.pages_for(len(req.tokens) - cached))
+            placement.take(rank, counts[-1])
+            self._announce(req, tokens, cached)
         if slots:
-            self._hold(np.array(slots), np.array(counts))
+            self._residents.hold(np.array(slots), np.array(counts))
 
-    def _enter(self, req: Req) -> None:
-        sampling, slot, count = req.sampling, req.slot, len(req.tokens)
-        self._by_slot[slot] = req
-        self._running.enter(slot, req.uid, count, req.limit, sampling.ignore_eos)
-        self._prefill.add(slot, req.uid, count)
+    def _announce(self, req: Req, tokens: bytes, cached: int) -> None:
+        sampling, slot = req.sampling, req.slot
+        self._prefill.add(slot, req.uid, len(req.tokens) - cached)
         self._stops.watch(slot, sampling.stop_token_ids)
+        self.prompt_tokens += len(req.tokens)
+        self.cached_tokens += cached
         admit = Admit(
             slot=slot % self._slots,
             uid=req.uid,
-            tokens=pack_int32(req.tokens),
+            tokens=tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             seed=sampling.seed,
+            cached_tokens=cached,
         )
         self._deltas.admit(slot, admit)
-
-    def _hold(self, slots: I64, counts: I64) -> None:
-        """Pages of newly admitted slots, for all their tokens."""
-        by_rank = np.argsort(slots // self._slots, kind="stable")
-        slots, counts = slots[by_rank], counts[by_rank]
-        pages = self._cache.append(slots, counts)
-        self._running.room[slots] = counts * self._config.page_size
-        self._history.turn_page(slots, pages[np.cumsum(counts) - 1], counts - 1)
 
     def _grow(self) -> tuple[set[int], tuple[I64, I32]]:
         """A page for each slot whose next row begins one. Where they do not suffice, the latest
@@ -317,22 +296,21 @@ class Scheduler:
             slots = self._running.at_page_end()
         if sitting_out:
             slots = slots[~np.isin(slots // self._slots, list(sitting_out))]
-        index = self._cache.held[slots]
-        pages = self._cache.append(slots, np.ones(len(slots), np.int64))
-        self._running.room[slots] += self._config.page_size
-        self._history.turn_page(slots, pages, index)
-        return sitting_out, (slots, pages)
+        return sitting_out, (slots, self._residents.grow(slots))
 
     def _make_room(self, rank: int) -> bool:
         """False if the rank must wait for pages that a step in flight still names."""
         while True:
             growing = np.count_nonzero(self._running.at_page_end() // self._slots == rank)
+            missing = int(growing - self._cache.free[rank])
+            if missing > 0:
+                self._residents.evict(rank, missing)
             if growing <= self._cache.free[rank]:
                 return True
-            if any((slots // self._slots == rank).any() for _, slots in self._freeing):
+            if self._residents.awaits_pages(rank):
                 return False
             slot = int(self._running.slots_of(rank)[-1])
-            req = self._by_slot[slot]
+            req = self._residents.by_slot[slot].req
             self._retracted[req.uid] = (self._next_step - 1, req)
             self.retractions += 1
             self._retire(np.array([slot]))
@@ -357,8 +335,9 @@ class Scheduler:
                 self._advance_prompts(rank, chunk)
                 samples[chunk.done] = 1
             order = RowOrder(order.slots[samples[order.slots] > 0], running.uid)
-        cells = self._history.cells(order.slots, running.fed[order.slots] - 1)
-        planned = _Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells)
+        cells = self._residents.history.cells(order.slots, running.fed[order.slots] - 1)
+        done = [slot for chunk in chunks.values() for slot in chunk.done]
+        planned = _Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
         return planned, int(rows.max())
 
     def _advance_prompts(self, rank: int, chunk: Chunks) -> None:
@@ -393,6 +372,9 @@ class Scheduler:
         self._in_flight.popleft()
         self._committed = step
         batch = self._deliver(planned, np.concatenate(columns))
+        self._residents.remember(
+            [slot for slot in planned.prompts if self._running.open[slot]], self._next_step
+        )
         self._free_committed()
         return batch
 
@@ -403,7 +385,7 @@ class Scheduler:
             rows = RowOrder(rows.slots[live], running.uid)
             cells, tokens = cells[live], tokens[live]
         slots = rows.slots
-        self._history.write(cells, tokens)
+        self._residents.history.write(cells, tokens)
         generated = running.generated[slots] + 1
         running.generated[slots] = generated
         finished = np.zeros(len(slots), np.int8)
@@ -417,6 +399,6 @@ class Scheduler:
         if len(over):
             running.close(over)
             for slot in over.tolist():
-                self._forget(self._by_slot[slot])
+                self._forget(self._residents.by_slot[slot].req)
         by_uid = rows.by_uid
         return TokenBatch(planned.step, rows.uids[by_uid], tokens[by_uid], finished[by_uid])

@@ -1,0 +1,190 @@
+"""Requests that hold a slot, from their admission until no step in flight names them.
+
+slot   [ free | in the worker's table, or about to be | retired, last step still in flight ]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afd_sched.cache import CacheManager
+from afd_sched.decode import DecodeManager
+from afd_sched.history import TokenHistory
+from afd_sched.radix import Node, RadixCache
+from afd_sched.req import Req
+from afd_sched.table import TableManager
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+_TOKEN_BYTES = 4
+
+
+@dataclass(slots=True)
+class Resident:
+    """A request in a slot. ``tokens``: what was known at admission, int32 bytes. Its first
+    ``depth`` pages are the prefix cache's down to ``node``, or, where that had them already, the
+    slot's own doubles (``spare``)."""
+
+    req: Req
+    tokens: bytes
+    node: Node
+    depth: int
+    spare: list[I32] = field(default_factory=list)
+
+
+class Residents:
+    """Slots, pages and the prefix cache of all attention ranks; slots are numbered through."""
+
+    def __init__(
+        self,
+        pages_per_rank: Sequence[int],
+        page_size: int,
+        slots: int,
+        pages_per_slot: int,
+        radix: bool,
+    ) -> None:
+        ranks = len(pages_per_rank)
+        self._page_size = page_size
+        self._slots = slots
+        self._radix = radix
+        self.table = TableManager(ranks, slots)
+        self.cache = CacheManager(pages_per_rank, page_size, slots, pages_per_slot)
+        self.tree = RadixCache(ranks, page_size)
+        self.running = DecodeManager(ranks, slots)
+        self.history = TokenHistory(ranks, slots, max(pages_per_rank), page_size)
+        self.by_slot: dict[int, Resident] = {}
+        # Retired slots with the last step that may name them.
+        self._freeing: deque[tuple[int, I64]] = deque()
+
+    # ------------------------------------------------------------------------------- entering
+
+    def match(self, tokens: bytes) -> list[Node]:
+        """The known prefix of a request's tokens; at least one token is left to run."""
+        if not self._radix:
+            return []
+        return self.tree.match(tokens, len(tokens) - _TOKEN_BYTES)
+
+    def enter(self, req: Req, tokens: bytes, rank: int, path: Sequence[Node], now: int) -> int:
+        """Takes a slot and the cached pages of ``path``; returns the tokens these save. Its own
+        pages come from ``hold``."""
+        slot = req.slot = self.table.take(rank)
+        node = path[-1] if path else self.tree.root
+        self.tree.lock(node, self.tree.root, rank, now)
+        self.cache.share(slot, [step.holdings[rank].pages for step in path])
+        depth = int(self.cache.held[slot])
+        self.by_slot[slot] = Resident(req, tokens, node, depth)
+        count = len(tokens) // _TOKEN_BYTES
+        self.running.enter(slot, req.uid, count, req.limit, req.sampling.ignore_eos)
+        self.running.fed[slot] = cached = depth * self._page_size
+        return cached
+
+    def hold(self, slots: I64, counts: I64) -> None:
+        """Pages of newly admitted slots, for all tokens that are not cached."""
+        by_rank = np.argsort(slots // self._slots, kind="stable")
+        slots, counts = slots[by_rank], counts[by_rank]
+        taken = np.bincount(slots // self._slots, counts, len(self.cache.free))
+        for rank in np.flatnonzero(taken > self.cache.free).tolist():
+            self.evict(rank, int(taken[rank] - self.cache.free[rank]))
+        pages = self.cache.append(slots, counts)
+        held = self.cache.held[slots]
+        self.running.room[slots] = held * self._page_size
+        self.history.turn_page(slots, pages[np.cumsum(counts) - 1], held - 1)
+
+    def grow(self, slots: I64) -> I32:
+        """One more page for each slot; returns them."""
+        index = self.cache.held[slots]
+        pages = self.cache.append(slots, np.ones(len(slots), np.int64))
+        self.running.room[slots] += self._page_size
+        self.history.turn_page(slots, pages, index)
+        return pages
+
+    def evict(self, rank: int, count: int) -> None:
+        """Frees at least ``count`` pages of the prefix cache, or all that nobody uses."""
+        # A page for each slot more than needed, so that a full pool is not visited every step.
+        if given := self.tree.evict(rank, count + self._slots):
+            self.cache.give_back([rank] * len(given), given)
+
+    # ------------------------------------------------------------------------------- running
+
+    def remember(self, slots: Sequence[int], now: int) -> None:
+        """Prompts that have run become part of the prefix cache while their requests go on."""
+        if not self._radix:
+            return
+        for slot in slots:
+            resident = self.by_slot[slot]
+            above = resident.node
+            pages = len(resident.tokens) // (_TOKEN_BYTES * self._page_size)
+            self._insert(slot, resident, resident.tokens, pages, now)
+            self.tree.lock(resident.node, above, slot // self._slots, now)
+
+    def _insert(self, slot: int, resident: Resident, tokens: bytes, pages: int, now: int) -> None:
+        """Hands the first ``pages`` pages over, as far as they are still the slot's own."""
+        if pages <= resident.depth:
+            return
+        bytes_per_page = _TOKEN_BYTES * self._page_size
+        resident.node, spare = self.tree.insert(
+            resident.node,
+            tokens,
+            resident.depth * bytes_per_page,
+            pages * bytes_per_page,
+            self.cache.pages_of(slot)[resident.depth : pages],
+            slot // self._slots,
+            now,
+        )
+        resident.spare += spare
+        resident.depth = pages
+
+    def generated(self, slot: int) -> I32:
+        """What the slot's request generated since its admission, as far as it is committed."""
+        count = int(self.running.generated[slot])
+        first = int(self.running.prompt[slot]) - 1
+        return self.history.read(slot, self.cache.pages_of(slot), first, count)
+
+    # ------------------------------------------------------------------------------- leaving
+
+    def retire(self, slots: I64, last_step: int) -> None:
+        """The slots leave the workers' tables; no step after ``last_step`` names them."""
+        self.running.retire(slots)
+        self._freeing.append((last_step, slots))
+
+    def awaits_pages(self, rank: int) -> bool:
+        """Whether slots of a rank wait for their last step to be committed."""
+        return any((slots // self._slots == rank).any() for _, slots in self._freeing)
+
+    def free(self, committed: int, now: int) -> None:
+        """Returns to their pools the retired slots that no step after ``committed`` names."""
+        while self._freeing and self._freeing[0][0] <= committed:
+            slots = self._freeing.popleft()[1]
+            pages: list[I32] = []
+            ranks: list[int] = []
+            for slot in slots.tolist():
+                resident, rank = self.by_slot.pop(slot), slot // self._slots
+                own = (
+                    self._leave_cache(slot, resident, now)
+                    if self._radix
+                    else [self.cache.pages_of(slot)]
+                )
+                pages += own
+                ranks += [rank] * len(own)
+                self.table.give_back(slot)
+            self.cache.give_back(ranks, pages)
+            self.cache.drop(slots)
+
+    def _leave_cache(self, slot: int, resident: Resident, now: int) -> list[I32]:
+        """Leaves to the prefix cache all whole pages that the slot has filled; returns the rest."""
+        running, rank = self.running, slot // self._slots
+        above = resident.node
+        known = running.prompt[slot] + running.generated[slot]
+        filled = int(min(running.fed[slot], known)) // self._page_size
+        if filled > resident.depth:
+            tokens = resident.tokens
+            if running.generated[slot]:
+                tokens += self.generated(slot).tobytes()
+            self._insert(slot, resident, tokens, filled, now)
+        self.tree.unlock(above, rank, now)
+        return [*resident.spare, self.cache.pages_of(slot)[resident.depth :]]
