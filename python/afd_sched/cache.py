@@ -60,8 +60,13 @@ class CacheManager:
     def held_pages(self, slots: I64) -> tuple[I64, I32]:
         """The pages of several slots end to end, with the slot of each."""
         counts = self.held[slots]
-        owners = np.repeat(slots, counts)
-        return owners, self._table[owners, positions_within(counts)]
+        return np.repeat(slots, counts), self.pages_at(slots, np.zeros_like(counts), counts)
+
+    def pages_at(self, slots: I64, first: I64, counts: I64) -> I32:
+        """``counts`` pages of each slot from its ``first`` on, end to end."""
+        at = positions_within(counts) + np.repeat(first, counts)
+        pages: I32 = self._table[np.repeat(slots, counts), at]
+        return pages
 
     def pages_of(self, slot: int) -> I32:
         """A view of one slot's pages."""

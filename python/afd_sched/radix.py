@@ -134,6 +134,8 @@ class RadixCache:
         """Takes over a slot's ``pages`` with the keys and values of ``tokens[at:end]``, whole
         pages that follow ``node``. Returns the node they end in, and those of the pages that stay
         the slot's because the tree had their tokens already."""
+        if self._grow(node, tokens, at, end, pages, rank, now):
+            return node, []
         spare: list[I32] = []
         start = at
         while at < end:
@@ -153,6 +155,20 @@ class RadixCache:
             node = child
             at += len(child.key)
         return node, spare
+
+    def _grow(
+        self, node: Node, tokens: bytes, at: int, end: int, pages: I32, rank: int, now: int
+    ) -> bool:
+        """Lengthens a leaf that only one slot uses, so that a request leaves one node, not two."""
+        if len(node.holdings) != 1 or node.children:
+            return False
+        holding = node.holdings.get(rank)
+        if holding is None or holding.locks != 1:
+            return False
+        node.key += tokens[at:end]
+        holding.pages = np.concatenate((holding.pages, pages))
+        holding.used = now
+        return True
 
     def _hold(self, node: Node, rank: int, pages: I32, now: int) -> None:
         holding = node.holdings[rank] = Holding(node, pages, now)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,16 @@ from afd_sched.cache import CacheManager
 from afd_sched.decode import DecodeManager
 from afd_sched.history import TokenHistory
 from afd_sched.radix import Node, RadixCache
-from afd_sched.req import Req
+from afd_sched.req import TOKEN_BYTES, Req
 from afd_sched.table import TableManager
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
-_TOKEN_BYTES = 4
 
 
 @dataclass(slots=True)
 class Resident:
-    """A request in a slot. ``tokens``: what was known at admission, int32 bytes. Its first
+    """A request in a slot. ``tokens``: its tokens at admission, int32 bytes. Its first
     ``depth`` pages are the prefix cache's down to ``node``, or, where that had them already, the
     slot's own doubles (``spare``)."""
 
@@ -34,7 +33,7 @@ class Resident:
     tokens: bytes
     node: Node
     depth: int
-    spare: list[I32] = field(default_factory=list)
+    spare: list[I32]
 
 
 class Residents:
@@ -67,26 +66,35 @@ class Residents:
         """The known prefix of a request's tokens; at least one token is left to run."""
         if not self._radix:
             return []
-        return self.tree.match(tokens, len(tokens) - _TOKEN_BYTES)
+        return self.tree.match(tokens, len(tokens) - TOKEN_BYTES)
 
-    def enter(self, req: Req, tokens: bytes, rank: int, path: Sequence[Node], now: int) -> int:
-        """Takes a slot and the cached pages of ``path``; returns the tokens these save. Its own
-        pages come from ``hold``."""
+    def enter(self, req: Req, rank: int, path: Sequence[Node], now: int) -> int:
+        """Takes a slot and the cached pages of ``path``; returns the number of these. ``settle``
+        completes the admissions of a plan."""
         slot = req.slot = self.table.take(rank)
-        node = path[-1] if path else self.tree.root
-        self.tree.lock(node, self.tree.root, rank, now)
-        self.cache.share(slot, [step.holdings[rank].pages for step in path])
-        depth = int(self.cache.held[slot])
-        self.by_slot[slot] = Resident(req, tokens, node, depth)
-        count = len(tokens) // _TOKEN_BYTES
-        self.running.enter(slot, req.uid, count, req.limit, req.sampling.ignore_eos)
-        self.running.fed[slot] = cached = depth * self._page_size
-        return cached
+        node, depth = self.tree.root, 0
+        if path:
+            node = path[-1]
+            self.tree.lock(node, self.tree.root, rank, now)
+            self.cache.share(slot, [step.holdings[rank].pages for step in path])
+            depth = int(self.cache.held[slot])
+        self.by_slot[slot] = Resident(req, req.tokens, node, depth, [])
+        return depth
 
-    def hold(self, slots: I64, counts: I64) -> None:
-        """Pages of newly admitted slots, for all tokens that are not cached."""
-        by_rank = np.argsort(slots // self._slots, kind="stable")
-        slots, counts = slots[by_rank], counts[by_rank]
+    def settle(self, entered: Sequence[int]) -> None:
+        """Rows and pages of newly admitted slots, for all tokens that are not cached."""
+        slots = np.array(sorted(entered))
+        reqs = [self.by_slot[slot].req for slot in slots.tolist()]
+        tokens = np.array([req.count for req in reqs])
+        self.running.enter(
+            slots,
+            np.array([req.uid for req in reqs]),
+            tokens,
+            np.array([req.limit for req in reqs]),
+            np.array([req.sampling.ignore_eos for req in reqs]),
+        )
+        self.running.fed[slots] = self.cache.held[slots] * self._page_size
+        counts = -(-tokens // self._page_size) - self.cache.held[slots]
         taken = np.bincount(slots // self._slots, counts, len(self.cache.free))
         for rank in np.flatnonzero(taken > self.cache.free).tolist():
             self.evict(rank, int(taken[rank] - self.cache.free[rank]))
@@ -118,7 +126,7 @@ class Residents:
         for slot in slots:
             resident = self.by_slot[slot]
             above = resident.node
-            pages = len(resident.tokens) // (_TOKEN_BYTES * self._page_size)
+            pages = len(resident.tokens) // (TOKEN_BYTES * self._page_size)
             self._insert(slot, resident, resident.tokens, pages, now)
             self.tree.lock(resident.node, above, slot // self._slots, now)
 
@@ -126,7 +134,7 @@ class Residents:
         """Hands the first ``pages`` pages over, as far as they are still the slot's own."""
         if pages <= resident.depth:
             return
-        bytes_per_page = _TOKEN_BYTES * self._page_size
+        bytes_per_page = TOKEN_BYTES * self._page_size
         resident.node, spare = self.tree.insert(
             resident.node,
             tokens,
@@ -139,11 +147,17 @@ class Residents:
         resident.spare += spare
         resident.depth = pages
 
-    def generated(self, slot: int) -> I32:
-        """What the slot's request generated since its admission, as far as it is committed."""
-        count = int(self.running.generated[slot])
-        first = int(self.running.prompt[slot]) - 1
-        return self.history.read(slot, self.cache.pages_of(slot), first, count)
+    def generated(self, slots: I64) -> list[bytes]:
+        """What the requests of slots generated since their admission, as far as it is committed;
+        int32 bytes."""
+        first = self.running.prompt[slots].astype(np.int64) - 1
+        tokens = self.running.generated[slots].astype(np.int64)
+        begin, end = first // self._page_size, -(-(first + tokens) // self._page_size)
+        counts = np.where(tokens > 0, end - begin, 0)
+        data = self.history.read(slots, self.cache.pages_at(slots, begin, counts), counts)
+        at = (np.cumsum(counts) - counts - begin) * self._page_size + first
+        bounds = zip((at * TOKEN_BYTES).tolist(), (tokens * TOKEN_BYTES).tolist(), strict=True)
+        return [data[start : start + size] for start, size in bounds]
 
     # ------------------------------------------------------------------------------- leaving
 
@@ -160,31 +174,29 @@ class Residents:
         """Returns to their pools the retired slots that no step after ``committed`` names."""
         while self._freeing and self._freeing[0][0] <= committed:
             slots = self._freeing.popleft()[1]
-            pages: list[I32] = []
-            ranks: list[int] = []
-            for slot in slots.tolist():
-                resident, rank = self.by_slot.pop(slot), slot // self._slots
-                own = (
-                    self._leave_cache(slot, resident, now)
-                    if self._radix
-                    else [self.cache.pages_of(slot)]
-                )
-                pages += own
-                ranks += [rank] * len(own)
-                self.table.give_back(slot)
-            self.cache.give_back(ranks, pages)
+            rest = (
+                self._leave_cache(slots, now)
+                if self._radix
+                else [[self.cache.pages_of(slot)] for slot in slots.tolist()]
+            )
+            ranks = np.repeat(slots // self._slots, [len(some) for some in rest]).tolist()
+            self.cache.give_back(ranks, [pages for some in rest for pages in some])
             self.cache.drop(slots)
+            for slot in slots.tolist():
+                del self.by_slot[slot]
+                self.table.give_back(slot)
 
-    def _leave_cache(self, slot: int, resident: Resident, now: int) -> list[I32]:
-        """Leaves to the prefix cache all whole pages that the slot has filled; returns the rest."""
-        running, rank = self.running, slot // self._slots
-        above = resident.node
-        known = running.prompt[slot] + running.generated[slot]
-        filled = int(min(running.fed[slot], known)) // self._page_size
-        if filled > resident.depth:
-            tokens = resident.tokens
-            if running.generated[slot]:
-                tokens += self.generated(slot).tobytes()
-            self._insert(slot, resident, tokens, filled, now)
-        self.tree.unlock(above, rank, now)
-        return [*resident.spare, self.cache.pages_of(slot)[resident.depth :]]
+    def _leave_cache(self, slots: I64, now: int) -> list[list[I32]]:
+        """Leaves to the prefix cache all whole pages that the slots have filled; returns the rest
+        of each."""
+        running, rest = self.running, []
+        known = running.prompt[slots] + running.generated[slots]
+        filled = (np.minimum(running.fed[slots], known) // self._page_size).tolist()
+        answers = self.generated(slots)
+        for slot, pages, answer in zip(slots.tolist(), filled, answers, strict=True):
+            resident, rank = self.by_slot[slot], slot // self._slots
+            above = resident.node
+            self._insert(slot, resident, resident.tokens + answer, pages, now)
+            self.tree.unlock(above, rank, now)
+            rest.append([*resident.spare, self.cache.pages_of(slot)[resident.depth :]])
+        return rest

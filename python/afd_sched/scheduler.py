@@ -8,27 +8,28 @@ ends by EOS runs one wasted row, which ``commit`` drops.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from afd_sched.admission import Admission
 from afd_sched.decode import RowOrder
 from afd_sched.deltas import PlanDeltas
 from afd_sched.ints import pack_int32
-from afd_sched.messages import Admit, FfnStep, SamplingParams, StepPlan
-from afd_sched.placement import Placement
-from afd_sched.prefill import Chunks, PrefillManager
+from afd_sched.messages import FfnStep, SamplingParams, StepPlan
+from afd_sched.prefill import Deal, PrefillManager
 from afd_sched.req import FinishReason, Req, RequestRefused
 from afd_sched.residents import Residents
 from afd_sched.stops import StopTokens
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+_ORDER = attrgetter("order")
 _NO_PAGES = np.zeros(0, np.int32)
 
 
@@ -81,7 +82,7 @@ class _Planned:
     counts: list[int]
     rows: RowOrder
     cells: I64
-    prompts: list[int]
+    prompts: I64
 
 
 class StepOrderError(Exception):
@@ -118,17 +119,16 @@ class Scheduler:
         self._prefill = PrefillManager(config.chunked_prefill_size, slots)
         self._stops = StopTokens(ranks * slots)
         self._deltas = PlanDeltas(slots, self._cache)
+        self._admission = Admission(
+            self._residents, self._prefill, self._stops, self._deltas, self.max_total_tokens
+        )
         self._reqs: dict[int, Req] = {}
-        self._waiting: list[tuple[int, Req]] = []
         # With the last step that may name them.
         self._retracted: dict[int, tuple[int, Req]] = {}
         self._in_flight: deque[_Planned] = deque()
         self._next_step = 0
         self._committed = -1
         self.retractions = 0
-        # Since the start, over admissions: tokens known, and those of them found in the cache.
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
 
     @property
     def in_flight(self) -> int:
@@ -143,7 +143,13 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that hold no slot."""
-        return len(self._waiting) + len(self._retracted)
+        return len(self._admission.queue) + len(self._retracted)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of the tokens of admitted requests that the prefix cache had, since the start."""
+        admission = self._admission
+        return admission.cached_tokens / max(1, admission.prompt_tokens)
 
     @property
     def running(self) -> int:
@@ -154,21 +160,7 @@ class Scheduler:
         """Queues a request; raises RequestRefused if it can never run."""
         if uid in self._reqs:
             raise RequestRefused(f"request {uid} is already open")
-        if sampling.max_new_tokens < 1:
-            raise RequestRefused(
-                f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}"
-            )
-        if len(input_ids) == 0:
-            raise RequestRefused("the prompt is empty")
-        if len(input_ids) >= self.max_total_tokens:
-            raise RequestRefused(
-                f"a prompt of {len(input_ids)} tokens leaves no room to answer: a request may have "
-                f"{self.max_total_tokens} tokens in all"
-            )
-        limit = min(len(input_ids) + sampling.max_new_tokens, self.max_total_tokens)
-        req = Req(uid, input_ids, sampling, limit)
-        self._reqs[uid] = req
-        insort(self._waiting, (uid, req), key=lambda entry: entry[0])
+        self._reqs[uid] = self._admission.request(uid, input_ids, sampling, self._next_step)
 
     def abort(self, uid: int) -> None:
         """Ends a request wherever it is; an unknown uid is ignored."""
@@ -177,7 +169,7 @@ class Scheduler:
             return
         if req.slot < 0:
             del self._reqs[uid]
-            self._waiting = [entry for entry in self._waiting if entry[0] != uid]
+            self._admission.queue.remove(req)
         else:
             self._running.close(np.array([req.slot]))
             self._forget(req)
@@ -197,14 +189,14 @@ class Scheduler:
         spent = self._running.spent()
         if len(spent):
             self._retire(spent)
-        if self._waiting:
-            self._admit()
+        if self._admission.queue:
+            self._admission.admit(self._next_step)
         sitting_out, grown = self._grow()
         ranks = [r for r in np.flatnonzero(self._running.count).tolist() if r not in sitting_out]
         if not ranks:
             return None
-        chunks = self._prefill.deal(sitting_out) if self._prefill else {}
-        planned, rows = self._lay_out(ranks, chunks, sitting_out)
+        deal = self._prefill.deal(sitting_out)
+        planned, rows = self._lay_out(ranks, deal, sitting_out)
         self._next_step += 1
         self._in_flight.append(planned)
         step, lanes = planned.step, min(self._config.num_lanes, rows)
@@ -214,16 +206,14 @@ class Scheduler:
         return StepBundle(
             step=step,
             lanes=lanes,
-            plans=self._deltas.plans(step, lanes, ranks, chunks, grown),
+            plans=self._deltas.plans(step, lanes, ranks, deal.chunks, grown),
             ffn=ffn,
-            extend_tokens=sum(chunk.tokens for chunk in chunks.values()),
+            extend_tokens=sum(deal.counts),
         )
 
     def _retire(self, slots: I64) -> None:
         """The slots leave with the next plan; they are freed once their last step is committed."""
-        if self._prefill:
-            for slot in slots.tolist():
-                self._prefill.discard(slot)
+        self._prefill.discard(slots.tolist())
         self._deltas.retire(slots.tolist())
         self._residents.retire(slots, self._next_step - 1)
         self._free_committed()
@@ -234,53 +224,13 @@ class Scheduler:
         for uid, (last, req) in list(self._retracted.items()):
             if last <= self._committed:
                 del self._retracted[uid]
-                req.tokens = np.concatenate([req.tokens, self._residents.generated(req.slot)])
-                self._running.close(np.array([req.slot]))
+                slots = np.array([req.slot])
+                req.tokens += self._residents.generated(slots)[0]
+                self._running.close(slots)
                 self._stops.forget(req.slot)
                 req.slot = -1
-                insort(self._waiting, (uid, req), key=lambda entry: entry[0])
+                self._admission.queue.add(req)
         self._residents.free(self._committed, self._next_step)
-
-    def _admit(self) -> None:
-        """First come, first served: a head that does not fit holds the others back, so that none
-        starves."""
-        placement = Placement(self._residents)
-        slots: list[int] = []
-        counts: list[int] = []
-        while self._waiting:
-            req = self._waiting[0][1]
-            tokens = pack_int32(req.tokens)
-            path = self._residents.match(tokens)
-            chosen = placement.choose(len(req.tokens), path)
-            if chosen is None:
-                break
-            self._waiting.pop(0)
-            rank, nodes = chosen
-            cached = self._residents.enter(req, tokens, rank, path[:nodes], self._next_step)
-            slots.append(req.slot)
-            counts.append(self._cache.pages_for(len(req.tokens) - cached))
-            placement.take(rank, counts[-1])
-            self._announce(req, tokens, cached)
-        if slots:
-            self._residents.hold(np.array(slots), np.array(counts))
-
-    def _announce(self, req: Req, tokens: bytes, cached: int) -> None:
-        sampling, slot = req.sampling, req.slot
-        self._prefill.add(slot, req.uid, len(req.tokens) - cached)
-        self._stops.watch(slot, sampling.stop_token_ids)
-        self.prompt_tokens += len(req.tokens)
-        self.cached_tokens += cached
-        admit = Admit(
-            slot=slot % self._slots,
-            uid=req.uid,
-            tokens=tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            cached_tokens=cached,
-        )
-        self._deltas.admit(slot, admit)
 
     def _grow(self) -> tuple[set[int], tuple[I64, I32]]:
         """A page for each slot whose next row begins one. Where they do not suffice, the latest
@@ -309,44 +259,34 @@ class Scheduler:
                 return True
             if self._residents.awaits_pages(rank):
                 return False
-            slot = int(self._running.slots_of(rank)[-1])
-            req = self._residents.by_slot[slot].req
+            slots = self._running.slots_of(rank).tolist()
+            req = max((self._residents.by_slot[slot].req for slot in slots), key=_ORDER)
             self._retracted[req.uid] = (self._next_step - 1, req)
             self.retractions += 1
-            self._retire(np.array([slot]))
+            self._retire(np.array([req.slot]))
 
-    def _lay_out(
-        self, ranks: list[int], chunks: dict[int, Chunks], sitting_out: set[int]
-    ) -> tuple[_Planned, int]:
+    def _lay_out(self, ranks: list[int], deal: Deal, sitting_out: set[int]) -> tuple[_Planned, int]:
         """Advances every slot that gets rows; the step, and the most rows of a rank."""
         running, order = self._running, self._running.order
+        done = np.array(deal.done, np.int64)
         rows = running.decoding.copy()
         counts = running.decoding.copy()
-        if not chunks and not sitting_out:
+        if not deal.slots and not sitting_out:
             running.fed += running.advance
         else:
             rows[list(sitting_out)] = 0
             samples = running.advance.copy()
             samples.reshape(-1, self._slots)[list(sitting_out)] = 0
             running.fed += samples
-            for rank, chunk in chunks.items():
-                rows[rank] += chunk.tokens
-                counts[rank] += len(chunk.done)
-                self._advance_prompts(rank, chunk)
-                samples[chunk.done] = 1
+            for rank, chunks in deal.chunks.items():
+                rows[rank] += chunks.rows
+            counts += np.bincount(done // self._slots, minlength=len(counts))
+            running.extend(np.array(deal.slots, np.int64), np.array(deal.counts, np.int32), done)
+            samples[done] = 1
             order = RowOrder(order.slots[samples[order.slots] > 0], running.uid)
         cells = self._residents.history.cells(order.slots, running.fed[order.slots] - 1)
-        done = [slot for chunk in chunks.values() for slot in chunk.done]
         planned = _Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
         return planned, int(rows.max())
-
-    def _advance_prompts(self, rank: int, chunk: Chunks) -> None:
-        running = self._running
-        first = rank * self._slots
-        for slot, count in zip(chunk.pairs[::2], chunk.pairs[1::2], strict=True):
-            running.fed[first + slot] += count
-        for slot in chunk.done:
-            running.decodes(slot)
 
     # ------------------------------------------------------------------------------- commit
 
@@ -372,9 +312,8 @@ class Scheduler:
         self._in_flight.popleft()
         self._committed = step
         batch = self._deliver(planned, np.concatenate(columns))
-        self._residents.remember(
-            [slot for slot in planned.prompts if self._running.open[slot]], self._next_step
-        )
+        going_on = planned.prompts[self._running.open[planned.prompts]]
+        self._residents.remember(going_on.tolist(), self._next_step)
         self._free_committed()
         return batch
 
