@@ -63,7 +63,7 @@ class Admission:
         self.queue.add(req)
         return req
 
-    def admit(self, now: int) -> None:
+    def admit(self) -> None:
         """First come, first served: a head that does not fit holds the others back, so that none
         starves."""
         residents = self._residents
@@ -75,7 +75,7 @@ class Admission:
             if chosen is None:
                 break
             rank, nodes = chosen
-            cached = residents.enter(req, rank, path[:nodes], now)
+            cached = residents.enter(req, rank, path[:nodes])
             placement.take(rank, residents.cache.pages_for(req.count) - cached)
             entered.append(req.slot)
             self._announce(req, cached * self._page_size)

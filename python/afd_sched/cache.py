@@ -68,9 +68,9 @@ class CacheManager:
         pages: I32 = self._table[np.repeat(slots, counts), at]
         return pages
 
-    def pages_of(self, slot: int) -> I32:
-        """A view of one slot's pages."""
-        return self._table[slot, : self.held[slot]]
+    def pages_of(self, slot: int, first: int, end: int) -> I32:
+        """A view of some of one slot's pages."""
+        return self._table[slot, first:end]
 
     def share(self, slot: int, pages: Sequence[I32]) -> None:
         """The first pages of an empty slot are others' too; who they belong to is not kept here."""

@@ -10,6 +10,7 @@ nobody uses is evicted from the leaves up, least recently used first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -21,7 +22,7 @@ _TOKEN_BYTES = 4
 
 class Holding:
     """One rank's pages of a node. ``locks``: slots that use it or a node below; ``children``:
-    nodes right below that the rank holds too; ``used``: the step of the last use."""
+    nodes right below that the rank holds too; ``used``: the step in which a use last ended."""
 
     __slots__ = ("children", "locks", "node", "pages", "queued", "used")
 
@@ -57,10 +58,6 @@ class RadixCache:
         self._leaves: list[list[tuple[int, int, Holding]]] = [[] for _ in range(ranks)]
         self._queued = 0
 
-    def pages(self, node: Node) -> int:
-        """Pages of a node's tokens."""
-        return len(node.key) // self._page_bytes
-
     # ------------------------------------------------------------------------------- finding
 
     def match(self, tokens: bytes, end: int) -> list[Node]:
@@ -94,28 +91,22 @@ class RadixCache:
             above = upper.holdings[rank] = Holding(upper, holding.pages[:count], holding.used)
             above.locks, above.children = holding.locks, 1
             holding.pages = holding.pages[count:]
-        self._attach(upper)
+        if node.parent is not None:
+            node.parent.children[node.key[: self._page_bytes]] = upper
+        self.nodes += 1
         node.key, node.parent = node.key[size:], upper
         upper.children[node.key[: self._page_bytes]] = node
         return upper
 
-    def _attach(self, node: Node) -> None:
-        if node.parent is not None:
-            node.parent.children[node.key[: self._page_bytes]] = node
-        self.nodes += 1
-
     # ------------------------------------------------------------------------------- using
 
-    def lock(self, node: Node, above: Node, rank: int, now: int) -> None:
-        """A slot uses the nodes from ``node`` up to, but not including, ``above``; ``rank`` holds
-        them. ``unlock`` ends the use of all that lies above a node."""
-        while node is not above and node.parent is not None:
+    def lock(self, path: Sequence[Node], rank: int) -> None:
+        """A slot uses a path from below the root, all of which ``rank`` holds."""
+        for node in path:
             holding = node.holdings[rank]
-            holding.used = now
             if holding.locks == 0:
                 self.evictable[rank] -= len(holding.pages)
             holding.locks += 1
-            node = node.parent
 
     def unlock(self, node: Node, rank: int, now: int) -> None:
         """Ends a slot's use of ``node`` and everything above it."""
@@ -132,50 +123,40 @@ class RadixCache:
         self, node: Node, tokens: bytes, at: int, end: int, pages: I32, rank: int, now: int
     ) -> tuple[Node, list[I32]]:
         """Takes over a slot's ``pages`` with the keys and values of ``tokens[at:end]``, whole
-        pages that follow ``node``. Returns the node they end in, and those of the pages that stay
-        the slot's because the tree had their tokens already."""
-        if self._grow(node, tokens, at, end, pages, rank, now):
-            return node, []
+        pages that follow ``node``, which the slot uses. Returns the node they end in, which it
+        then uses instead, and those of the pages that stay its own because the tree had their
+        tokens already."""
         spare: list[I32] = []
-        start = at
+        size, start = self._page_bytes, at
+        if len(node.holdings) == 1 and not node.children and node.holdings[rank].locks == 1:
+            # Nobody else knows this leaf: it grows, and a request leaves one node, not two.
+            holding = node.holdings[rank]
+            node.key += tokens[at:end]
+            holding.pages = np.concatenate((holding.pages, pages))
+            return node, spare
         while at < end:
-            child = node.children.get(tokens[at : at + self._page_bytes])
+            first = tokens[at : at + size]
+            child = node.children.get(first)
             if child is None:
-                child = Node(tokens[at:end], node)
-                self._attach(child)
+                child = node.children[first] = Node(tokens[at:end], node)
+                self.nodes += 1
             elif not tokens.startswith(child.key, at, end):
                 child = self._split(child, self._common(child.key, tokens, at, end))
-            first = (at - start) // self._page_bytes
-            run = pages[first : first + self.pages(child)].copy()
-            if rank in child.holdings:
-                child.holdings[rank].used = now
-                spare.append(run)
+            at_page = (at - start) // size
+            run = pages[at_page : at_page + len(child.key) // size].copy()
+            holding = child.holdings.get(rank)
+            if holding is None:
+                holding = child.holdings[rank] = Holding(child, run, now)
+                if node.parent is not None:
+                    node.holdings[rank].children += 1
             else:
-                self._hold(child, rank, run, now)
+                spare.append(run)
+                if holding.locks == 0:
+                    self.evictable[rank] -= len(holding.pages)
+            holding.locks += 1
             node = child
             at += len(child.key)
         return node, spare
-
-    def _grow(
-        self, node: Node, tokens: bytes, at: int, end: int, pages: I32, rank: int, now: int
-    ) -> bool:
-        """Lengthens a leaf that only one slot uses, so that a request leaves one node, not two."""
-        if len(node.holdings) != 1 or node.children:
-            return False
-        holding = node.holdings.get(rank)
-        if holding is None or holding.locks != 1:
-            return False
-        node.key += tokens[at:end]
-        holding.pages = np.concatenate((holding.pages, pages))
-        holding.used = now
-        return True
-
-    def _hold(self, node: Node, rank: int, pages: I32, now: int) -> None:
-        holding = node.holdings[rank] = Holding(node, pages, now)
-        if node.parent is not None and node.parent.parent is not None:
-            node.parent.holdings[rank].children += 1
-        self.evictable[rank] += len(pages)
-        self._queue(rank, holding)
 
     # ------------------------------------------------------------------------------- evicting
 

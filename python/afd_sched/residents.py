@@ -68,14 +68,14 @@ class Residents:
             return []
         return self.tree.match(tokens, len(tokens) - TOKEN_BYTES)
 
-    def enter(self, req: Req, rank: int, path: Sequence[Node], now: int) -> int:
+    def enter(self, req: Req, rank: int, path: Sequence[Node]) -> int:
         """Takes a slot and the cached pages of ``path``; returns the number of these. ``settle``
         completes the admissions of a plan."""
         slot = req.slot = self.table.take(rank)
         node, depth = self.tree.root, 0
         if path:
             node = path[-1]
-            self.tree.lock(node, self.tree.root, rank, now)
+            self.tree.lock(path, rank)
             self.cache.share(slot, [step.holdings[rank].pages for step in path])
             depth = int(self.cache.held[slot])
         self.by_slot[slot] = Resident(req, req.tokens, node, depth, [])
@@ -125,22 +125,19 @@ class Residents:
             return
         for slot in slots:
             resident = self.by_slot[slot]
-            above = resident.node
             pages = len(resident.tokens) // (TOKEN_BYTES * self._page_size)
-            self._insert(slot, resident, resident.tokens, pages, now)
-            self.tree.lock(resident.node, above, slot // self._slots, now)
+            if pages > resident.depth:
+                self._insert(slot, resident, resident.tokens, pages, now)
 
     def _insert(self, slot: int, resident: Resident, tokens: bytes, pages: int, now: int) -> None:
         """Hands the first ``pages`` pages over, as far as they are still the slot's own."""
-        if pages <= resident.depth:
-            return
-        bytes_per_page = TOKEN_BYTES * self._page_size
+        page_bytes = TOKEN_BYTES * self._page_size
         resident.node, spare = self.tree.insert(
             resident.node,
             tokens,
-            resident.depth * bytes_per_page,
-            pages * bytes_per_page,
-            self.cache.pages_of(slot)[resident.depth : pages],
+            resident.depth * page_bytes,
+            pages * page_bytes,
+            self.cache.pages_of(slot, resident.depth, pages),
             slot // self._slots,
             now,
         )
@@ -174,29 +171,27 @@ class Residents:
         """Returns to their pools the retired slots that no step after ``committed`` names."""
         while self._freeing and self._freeing[0][0] <= committed:
             slots = self._freeing.popleft()[1]
-            rest = (
+            if self._radix:
                 self._leave_cache(slots, now)
-                if self._radix
-                else [[self.cache.pages_of(slot)] for slot in slots.tolist()]
-            )
-            ranks = np.repeat(slots // self._slots, [len(some) for some in rest]).tolist()
-            self.cache.give_back(ranks, [pages for some in rest for pages in some])
-            self.cache.drop(slots)
-            for slot in slots.tolist():
-                del self.by_slot[slot]
+            ranks: list[int] = []
+            pages: list[I32] = []
+            for slot, held in zip(slots.tolist(), self.cache.held[slots].tolist(), strict=True):
+                resident = self.by_slot.pop(slot)
+                own = [*resident.spare, self.cache.pages_of(slot, resident.depth, held)]
+                ranks += [slot // self._slots] * len(own)
+                pages += own
                 self.table.give_back(slot)
+            self.cache.give_back(ranks, pages)
+            self.cache.drop(slots)
 
-    def _leave_cache(self, slots: I64, now: int) -> list[list[I32]]:
-        """Leaves to the prefix cache all whole pages that the slots have filled; returns the rest
-        of each."""
-        running, rest = self.running, []
+    def _leave_cache(self, slots: I64, now: int) -> None:
+        """Leaves to the prefix cache all whole pages that the slots have filled."""
+        running = self.running
         known = running.prompt[slots] + running.generated[slots]
         filled = (np.minimum(running.fed[slots], known) // self._page_size).tolist()
         answers = self.generated(slots)
         for slot, pages, answer in zip(slots.tolist(), filled, answers, strict=True):
-            resident, rank = self.by_slot[slot], slot // self._slots
-            above = resident.node
-            self._insert(slot, resident, resident.tokens + answer, pages, now)
-            self.tree.unlock(above, rank, now)
-            rest.append([*resident.spare, self.cache.pages_of(slot)[resident.depth :]])
-        return rest
+            resident = self.by_slot[slot]
+            if pages > resident.depth:
+                self._insert(slot, resident, resident.tokens + answer, pages, now)
+            self.tree.unlock(resident.node, slot // self._slots, now)

@@ -190,7 +190,7 @@ class Scheduler:
         if len(spent):
             self._retire(spent)
         if self._admission.queue:
-            self._admission.admit(self._next_step)
+            self._admission.admit()
         sitting_out, grown = self._grow()
         ranks = [r for r in np.flatnonzero(self._running.count).tolist() if r not in sitting_out]
         if not ranks:
@@ -319,8 +319,8 @@ class Scheduler:
 
     def _deliver(self, planned: _Planned, tokens: I32) -> TokenBatch:
         running, rows, cells = self._running, planned.rows, planned.cells
-        live = running.open[rows.slots]
-        if not live.all():
+        live = np.flatnonzero(running.open[rows.slots])
+        if len(live) < len(tokens):
             rows = RowOrder(rows.slots[live], running.uid)
             cells, tokens = cells[live], tokens[live]
         slots = rows.slots

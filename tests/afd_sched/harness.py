@@ -143,7 +143,9 @@ class Harness:
             free = residents.table._free[rank]
             assert len(set(free)) == len(free)
             assert sorted([*resident, *leaving, *free]) == list(mine)
-            held = [page for slot in mine for page in cache.pages_of(slot).tolist()]
+            held = [
+                page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
+            ]
             own = [page for page in held if page not in cached[rank]]
             everywhere = own + list(cached[rank]) + cache._stack[rank, : cache.free[rank]].tolist()
             assert sorted(everywhere) == list(range(cache.pages[rank]))
