@@ -63,7 +63,7 @@ class Admission:
         self.queue.add(req)
         return req
 
-    def admit(self) -> None:
+    def admit(self, now: int) -> None:
         """First come, first served: a head that does not fit holds the others back, so that none
         starves."""
         residents = self._residents
@@ -79,9 +79,13 @@ class Admission:
             placement.take(rank, residents.cache.pages_for(req.count) - cached)
             entered.append(req.slot)
             self._announce(req, cached * self._page_size)
+        self.queue.take(len(entered))
         if entered:
-            self.queue.take(len(entered))
-            residents.settle(entered)
+            residents.settle(entered, now)
+        elif residents.untidy:
+            # What requests that have left still hold may be what is missing.
+            residents.tidy(now)
+            self.admit(now)
 
     def _announce(self, req: Req, cached: int) -> None:
         sampling, slot, count = req.sampling, req.slot, req.count

@@ -144,16 +144,14 @@ class RadixCache:
                 child = self._split(child, self._common(child.key, tokens, at, end))
             at_page = (at - start) // size
             run = pages[at_page : at_page + len(child.key) // size].copy()
-            holding = child.holdings.get(rank)
-            if holding is None:
-                holding = child.holdings[rank] = Holding(child, run, now)
+            if rank in child.holdings:
+                spare.append(run)
+                self.lock([child], rank)
+            else:
+                child.holdings[rank] = Holding(child, run, now)
+                child.holdings[rank].locks = 1
                 if node.parent is not None:
                     node.holdings[rank].children += 1
-            else:
-                spare.append(run)
-                if holding.locks == 0:
-                    self.evictable[rank] -= len(holding.pages)
-            holding.locks += 1
             node = child
             at += len(child.key)
         return node, spare

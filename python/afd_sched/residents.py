@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,21 @@ class Resident:
     spare: list[I32]
 
 
+@dataclass(slots=True)
+class _Left:
+    """A request that has left its slot: its known ``tokens``, the ``pages`` it held, and how many
+    of them are ``filled`` with the keys and values of whole pages of tokens."""
+
+    resident: Resident
+    rank: int
+    tokens: bytes
+    pages: I32
+    filled: int
+
+
+_RANK = attrgetter("rank")
+
+
 class Residents:
     """Slots, pages and the prefix cache of all attention ranks; slots are numbered through."""
 
@@ -57,6 +73,9 @@ class Residents:
         self.running = DecodeManager(ranks, slots)
         self.history = TokenHistory(ranks, slots, max(pages_per_rank), page_size)
         self.by_slot: dict[int, Resident] = {}
+        # What ``tidy`` is to do: prompts that have run, by slot, and requests that have left.
+        self._prompts: list[tuple[int, Resident]] = []
+        self._left: list[_Left] = []
         # Retired slots with the last step that may name them.
         self._freeing: deque[tuple[int, I64]] = deque()
 
@@ -81,7 +100,7 @@ class Residents:
         self.by_slot[slot] = Resident(req, req.tokens, node, depth, [])
         return depth
 
-    def settle(self, entered: Sequence[int]) -> None:
+    def settle(self, entered: Sequence[int], now: int) -> None:
         """Rows and pages of newly admitted slots, for all tokens that are not cached."""
         slots = np.array(sorted(entered))
         reqs = [self.by_slot[slot].req for slot in slots.tolist()]
@@ -97,7 +116,7 @@ class Residents:
         counts = -(-tokens // self._page_size) - self.cache.held[slots]
         taken = np.bincount(slots // self._slots, counts, len(self.cache.free))
         for rank in np.flatnonzero(taken > self.cache.free).tolist():
-            self.evict(rank, int(taken[rank] - self.cache.free[rank]))
+            self.evict(rank, int(taken[rank]), now)
         pages = self.cache.append(slots, counts)
         held = self.cache.held[slots]
         self.running.room[slots] = held * self._page_size
@@ -111,38 +130,61 @@ class Residents:
         self.history.turn_page(slots, pages, index)
         return pages
 
-    def evict(self, rank: int, count: int) -> None:
-        """Frees at least ``count`` pages of the prefix cache, or all that nobody uses."""
+    def evict(self, rank: int, count: int, now: int) -> None:
+        """Makes ``count`` pages free, or as many as nobody uses."""
+        self.tidy(now)
+        missing = count - int(self.cache.free[rank])
         # A page for each slot more than needed, so that a full pool is not visited every step.
-        if given := self.tree.evict(rank, count + self._slots):
+        if missing > 0 and (given := self.tree.evict(rank, missing + self._slots)):
             self.cache.give_back([rank] * len(given), given)
 
     # ------------------------------------------------------------------------------- running
 
-    def remember(self, slots: Sequence[int], now: int) -> None:
-        """Prompts that have run become part of the prefix cache while their requests go on."""
-        if not self._radix:
-            return
-        for slot in slots:
-            resident = self.by_slot[slot]
-            pages = len(resident.tokens) // (TOKEN_BYTES * self._page_size)
-            if pages > resident.depth:
-                self._insert(slot, resident, resident.tokens, pages, now)
+    def remember(self, slots: Sequence[int]) -> None:
+        """Prompts that have run become part of the prefix cache, with the next ``tidy``, while
+        their requests go on."""
+        if self._radix:
+            self._prompts += [(slot, self.by_slot[slot]) for slot in slots]
 
-    def _insert(self, slot: int, resident: Resident, tokens: bytes, pages: int, now: int) -> None:
-        """Hands the first ``pages`` pages over, as far as they are still the slot's own."""
-        page_bytes = TOKEN_BYTES * self._page_size
+    @property
+    def untidy(self) -> bool:
+        """Whether ``tidy`` has something to do."""
+        return bool(self._prompts or self._left)
+
+    def tidy(self, now: int) -> None:
+        """Moves prompts that have run and requests that have left into the prefix cache. Nobody
+        waits for it, unless pages are short."""
+        for slot, resident in self._prompts:
+            # Whoever has left since is among the others.
+            if self.by_slot.get(slot) is resident:
+                whole = len(resident.tokens) // (TOKEN_BYTES * self._page_size)
+                held = self.cache.pages_of(slot, 0, whole)
+                self._insert(resident, slot // self._slots, resident.tokens, held, now)
+        self._prompts.clear()
+        ranks: list[int] = []
+        pages: list[I32] = []
+        for left in sorted(self._left, key=_RANK):
+            resident, rank = left.resident, left.rank
+            self._insert(resident, rank, left.tokens, left.pages[: left.filled], now)
+            self.tree.unlock(resident.node, rank, now)
+            own = [*resident.spare, left.pages[resident.depth :]]
+            ranks += [rank] * len(own)
+            pages += own
+        if self._left:
+            self.cache.give_back(ranks, pages)
+            self._left.clear()
+
+    def _insert(self, resident: Resident, rank: int, tokens: bytes, pages: I32, now: int) -> None:
+        """Hands ``pages``, the first of the slot's, over, as far as they are still its own."""
+        depth = resident.depth
+        if len(pages) <= depth:
+            return
+        size = TOKEN_BYTES * self._page_size
         resident.node, spare = self.tree.insert(
-            resident.node,
-            tokens,
-            resident.depth * page_bytes,
-            pages * page_bytes,
-            self.cache.pages_of(slot, resident.depth, pages),
-            slot // self._slots,
-            now,
+            resident.node, tokens, depth * size, len(pages) * size, pages[depth:], rank, now
         )
         resident.spare += spare
-        resident.depth = pages
+        resident.depth = len(pages)
 
     def generated(self, slots: I64) -> list[bytes]:
         """What the requests of slots generated since their admission, as far as it is committed;
@@ -167,31 +209,30 @@ class Residents:
         """Whether slots of a rank wait for their last step to be committed."""
         return any((slots // self._slots == rank).any() for _, slots in self._freeing)
 
-    def free(self, committed: int, now: int) -> None:
-        """Returns to their pools the retired slots that no step after ``committed`` names."""
+    def free(self, committed: int) -> None:
+        """Returns to their pools the retired slots that no step after ``committed`` names; with
+        the prefix cache on, their pages come with the next ``tidy``."""
         while self._freeing and self._freeing[0][0] <= committed:
             slots = self._freeing.popleft()[1]
+            counts = self.cache.held[slots]
+            pages = np.split(self.cache.held_pages(slots)[1], np.cumsum(counts)[:-1])
             if self._radix:
-                self._leave_cache(slots, now)
-            ranks: list[int] = []
-            pages: list[I32] = []
-            for slot, held in zip(slots.tolist(), self.cache.held[slots].tolist(), strict=True):
-                resident = self.by_slot.pop(slot)
-                own = [*resident.spare, self.cache.pages_of(slot, resident.depth, held)]
-                ranks += [slot // self._slots] * len(own)
-                pages += own
-                self.table.give_back(slot)
-            self.cache.give_back(ranks, pages)
+                self._leave(slots, pages)
+            else:
+                self.cache.give_back((slots // self._slots).tolist(), pages)
             self.cache.drop(slots)
+            for slot in slots.tolist():
+                del self.by_slot[slot]
+                self.table.give_back(slot)
 
-    def _leave_cache(self, slots: I64, now: int) -> None:
-        """Leaves to the prefix cache all whole pages that the slots have filled."""
+    def _leave(self, slots: I64, pages: Sequence[I32]) -> None:
         running = self.running
         known = running.prompt[slots] + running.generated[slots]
+        # Every row that was planned has run.
         filled = (np.minimum(running.fed[slots], known) // self._page_size).tolist()
         answers = self.generated(slots)
-        for slot, pages, answer in zip(slots.tolist(), filled, answers, strict=True):
+        for at, slot in enumerate(slots.tolist()):
             resident = self.by_slot[slot]
-            if pages > resident.depth:
-                self._insert(slot, resident, resident.tokens + answer, pages, now)
-            self.tree.unlock(resident.node, slot // self._slots, now)
+            tokens = resident.tokens + answers[at]
+            rank = slot // self._slots
+            self._left.append(_Left(resident, rank, tokens, pages[at], filled[at]))

@@ -171,13 +171,16 @@ class Scheduler:
             del self._reqs[uid]
             self._admission.queue.remove(req)
         else:
-            self._running.close(np.array([req.slot]))
-            self._forget(req)
+            self._end(np.array([req.slot]))
 
-    def _forget(self, req: Req) -> None:
-        del self._reqs[req.uid]
-        self._retracted.pop(req.uid, None)
-        self._stops.forget(req.slot)
+    def _end(self, slots: I64) -> None:
+        """The requests in these slots are over; nothing more of them is delivered."""
+        self._running.close(slots)
+        self._stops.forget(slots.tolist())
+        for slot in slots.tolist():
+            uid = self._residents.by_slot[slot].req.uid
+            del self._reqs[uid]
+            self._retracted.pop(uid, None)
 
     # ------------------------------------------------------------------------------- plan
 
@@ -190,7 +193,7 @@ class Scheduler:
         if len(spent):
             self._retire(spent)
         if self._admission.queue:
-            self._admission.admit()
+            self._admission.admit(self._next_step)
         sitting_out, grown = self._grow()
         ranks = [r for r in np.flatnonzero(self._running.count).tolist() if r not in sitting_out]
         if not ranks:
@@ -227,10 +230,10 @@ class Scheduler:
                 slots = np.array([req.slot])
                 req.tokens += self._residents.generated(slots)[0]
                 self._running.close(slots)
-                self._stops.forget(req.slot)
+                self._stops.forget([req.slot])
                 req.slot = -1
                 self._admission.queue.add(req)
-        self._residents.free(self._committed, self._next_step)
+        self._residents.free(self._committed)
 
     def _grow(self) -> tuple[set[int], tuple[I64, I32]]:
         """A page for each slot whose next row begins one. Where they do not suffice, the latest
@@ -252,9 +255,8 @@ class Scheduler:
         """False if the rank must wait for pages that a step in flight still names."""
         while True:
             growing = np.count_nonzero(self._running.at_page_end() // self._slots == rank)
-            missing = int(growing - self._cache.free[rank])
-            if missing > 0:
-                self._residents.evict(rank, missing)
+            if growing > self._cache.free[rank]:
+                self._residents.evict(rank, int(growing), self._next_step)
             if growing <= self._cache.free[rank]:
                 return True
             if self._residents.awaits_pages(rank):
@@ -288,6 +290,10 @@ class Scheduler:
         planned = _Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
         return planned, int(rows.max())
 
+    def tidy(self) -> None:
+        """Moves what ended into the prefix cache; to be called when nothing waits for a plan."""
+        self._residents.tidy(self._next_step)
+
     # ------------------------------------------------------------------------------- commit
 
     def commit(self, step: int, results: dict[int, I32]) -> TokenBatch:
@@ -313,7 +319,7 @@ class Scheduler:
         self._committed = step
         batch = self._deliver(planned, np.concatenate(columns))
         going_on = planned.prompts[self._running.open[planned.prompts]]
-        self._residents.remember(going_on.tolist(), self._next_step)
+        self._residents.remember(going_on.tolist())
         self._free_committed()
         return batch
 
@@ -336,8 +342,6 @@ class Scheduler:
         self._stops.mark(slots, tokens, finished, FinishReason.STOP)
         over = slots[finished != FinishReason.RUNNING]
         if len(over):
-            running.close(over)
-            for slot in over.tolist():
-                self._forget(self._residents.by_slot[slot].req)
+            self._end(over)
         by_uid = rows.by_uid
         return TokenBatch(planned.step, rows.uids[by_uid], tokens[by_uid], finished[by_uid])

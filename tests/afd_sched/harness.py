@@ -146,6 +146,8 @@ class Harness:
             held = [
                 page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
             ]
+            for left in residents._left:
+                held += left.pages.tolist() if left.rank == rank else []
             own = [page for page in held if page not in cached[rank]]
             everywhere = own + list(cached[rank]) + cache._stack[rank, : cache.free[rank]].tolist()
             assert sorted(everywhere) == list(range(cache.pages[rank]))
@@ -157,7 +159,7 @@ class Harness:
         """Nothing is left behind once all is done, but what the prefix cache may give up."""
         residents = self.scheduler._residents
         for rank in range(len(self.ranks)):
-            residents.evict(rank, 10**6)
+            residents.evict(rank, 10**6, 0)
             assert residents.table.free(rank) == self.config.max_running_requests
         assert residents.cache.free.tolist() == residents.cache.pages.tolist()
         assert residents.tree.nodes == 0 and not residents.tree.root.children

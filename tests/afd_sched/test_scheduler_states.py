@@ -85,6 +85,10 @@ class SchedulerStates(RuleBasedStateMachine):
     def commit(self) -> None:
         self.harness.commit()
 
+    @rule()
+    def tidy(self) -> None:
+        self.harness.scheduler.tidy()
+
     @precondition(lambda self: len(self.harness.prompts) > 0)
     @rule(steps=st.integers(1, 6))
     def advance(self, steps: int) -> None:

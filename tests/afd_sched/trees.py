@@ -20,10 +20,11 @@ def check_tree(tree: RadixCache, residents: Residents, page_size: int) -> list[s
     pages: list[list[int]] = [[] for _ in ranks]
     locked = [[0] for _ in ranks]
     users: dict[tuple[int, int], int] = {}
-    for slot, resident in residents.by_slot.items():
-        node = resident.node
+    using = [(r.node, slot // residents.table.slots) for slot, r in residents.by_slot.items()]
+    using += [(left.resident.node, left.rank) for left in residents._left]
+    for node, rank in using:
         while node.parent is not None:
-            at = id(node), slot // residents.table.slots
+            at = id(node), rank
             users[at] = users.get(at, 0) + 1
             node = node.parent
     nodes = nodes_of(tree)
