@@ -17,9 +17,10 @@ from afd.boundary.open import boundary_layout
 from afd.config import Role, WorkerConfig
 from afd.errors import EngineDeadError, LaunchError
 from afd.launch.children import Child, Children
+from afd.launch.listen import Listener, listen
 from afd.launch.resolve import ResolvedConfig
 from afd_sched.coordinator import CoordinatorConfig
-from afd_sched.links import FrontendLink
+from afd_sched.links import FRONTEND, FrontendLink, worker_identity
 from afd_sched.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -35,6 +36,7 @@ from afd_sched.messages import (
     Stop,
     Tokens,
 )
+from afd_sched.security import CoordinatorKeys, PeerKeys, launch_keys
 
 _STOP_GRACE_S = 5.0
 # A dying worker's own words are better than "exited with status 1"; they arrive at once or never.
@@ -55,6 +57,7 @@ class Engine:
         self._domain: Domain | None = None
         self._memory_fd = -1
         self._link: FrontendLink | None = None
+        self._listener: Listener | None = None
         self._dead: EngineDeadError | None = None
         self._next_uid = 0
         self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
@@ -108,6 +111,8 @@ class Engine:
         if self._link is not None:
             self._link.close()
             self._link = None
+        if self._listener is not None:
+            self._listener.close()
         if self._domain is not None:
             self._domain.close()
             self._domain = None
@@ -126,22 +131,33 @@ class Engine:
             self._memory_fd = os.memfd_create("afd-symmetric")
             os.ftruncate(self._memory_fd, layout.total_bytes)
             self._domain = Domain(self._memory_fd, layout, create=True)
-        endpoint = f"ipc://{self._folder}/coordinator"
+        self._listener = listener = listen(config.engine.host, self._folder)
+        names = [FRONTEND, *map(worker_identity, range(topology.ranks))]
+        coordinator_keys, keys = launch_keys(names) if listener.is_tcp else (None, {})
+        coordinator = self._coordinator(listener, coordinator_keys)
         self._children.start(
-            "the coordinator", "afd_sched", msgspec.json.encode(self._coordinator(endpoint)), ()
+            "the coordinator",
+            "afd_sched",
+            msgspec.json.encode(coordinator),
+            [listener.fd] if listener.is_tcp else [],
         )
+        listener.close()
         fds = [self._memory_fd] if self._memory_fd >= 0 else []
         for rank in range(topology.ranks):
-            worker = msgspec.json.encode(self._worker(rank, endpoint))
-            self._children.start(topology.describe(rank), "afd.worker", worker, fds, rank)
-        self._link = FrontendLink(endpoint)
+            worker = self._worker(rank, listener.endpoint, keys.get(worker_identity(rank)))
+            self._children.start(
+                topology.describe(rank), "afd.worker", msgspec.json.encode(worker), fds, rank
+            )
+        self._link = FrontendLink(listener.endpoint, keys.get(FRONTEND))
         hello = Hello(version=PROTOCOL_VERSION, role="frontend", rank=-1, pid=os.getpid())
         self._link.send(hello)
 
-    def _coordinator(self, endpoint: str) -> CoordinatorConfig:
+    def _coordinator(self, listener: Listener, keys: CoordinatorKeys | None) -> CoordinatorConfig:
         config, engine = self.config, self.config.engine
         return CoordinatorConfig(
-            endpoint=endpoint,
+            endpoint=listener.endpoint,
+            listening_fd=listener.fd,
+            keys=keys,
             attention_ranks=config.topology.attention_ranks,
             ffn_ranks=config.topology.ffn_ranks,
             num_lanes=engine.num_lanes,
@@ -156,7 +172,7 @@ class Engine:
             lifeline_fd=self._children.lifeline_fd,
         )
 
-    def _worker(self, rank: int, endpoint: str) -> WorkerConfig:
+    def _worker(self, rank: int, endpoint: str, keys: PeerKeys | None) -> WorkerConfig:
         config, engine = self.config, self.config.engine
         return WorkerConfig(
             rank=rank,
@@ -177,6 +193,7 @@ class Engine:
                 else config.ffn_threads
             ),
             endpoint=endpoint,
+            keys=keys,
             memory_fd=self._memory_fd,
             lifeline_fd=self._children.lifeline_fd,
             log_level=engine.log_level,

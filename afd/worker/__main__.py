@@ -58,7 +58,7 @@ def main() -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format=f"%(asctime)s {name}: %(levelname)s %(message)s"
     )
-    link = WorkerLink(config.endpoint, config.rank)
+    link = WorkerLink(config.endpoint, config.rank, config.keys)
     try:
         link.send(
             Hello(
