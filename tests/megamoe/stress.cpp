@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "megamoe/attention_side.h"
@@ -109,6 +110,20 @@ std::vector<float> random_weight(Random& random, int rows, int cols) {
   return weight;
 }
 
+// Experts are dealt to FFN ranks in turn; expert 0 lies on every rank, which share its sources.
+int owner_of(const Shape& shape, int attention_rank, int expert) {
+  return (expert == 0 ? attention_rank : expert) % shape.ffn_ranks;
+}
+
+// [attention_ranks][experts]
+std::vector<int32_t> owner_table(const Shape& shape) {
+  std::vector<int32_t> table;
+  for (int a = 0; a < shape.attention_ranks; ++a) {
+    for (int e = 0; e < shape.experts; ++e) table.push_back(owner_of(shape, a, e));
+  }
+  return table;
+}
+
 // The experts of every FFN rank, and all of them for the colocated reference.
 struct Banks {
   std::vector<std::unique_ptr<ColocatedExperts>> ranks;
@@ -123,7 +138,9 @@ struct Banks {
     std::vector<std::vector<int32_t>> owned(static_cast<size_t>(shape.ffn_ranks));
     std::vector<int32_t> every;
     for (int e = 0; e < shape.experts; ++e) {
-      owned[static_cast<size_t>(e % shape.ffn_ranks)].push_back(e);
+      for (int f = 0; f < shape.ffn_ranks; ++f) {
+        if (e == 0 || e % shape.ffn_ranks == f) owned[static_cast<size_t>(f)].push_back(e);
+      }
       every.push_back(e);
     }
     for (const auto& ids : owned) ranks.push_back(make(ids));
@@ -133,8 +150,10 @@ struct Banks {
         const auto gate = random_weight(random, kWidth, shape.hidden);
         const auto up = random_weight(random, kWidth, shape.hidden);
         const auto down = random_weight(random, shape.hidden, kWidth);
-        auto& rank = *ranks[static_cast<size_t>(e % shape.ffn_ranks)];
-        rank.bank().load(layer, e, gate.data(), up.data(), down.data());
+        for (int f = 0; f < shape.ffn_ranks; ++f) {
+          if (e != 0 && e % shape.ffn_ranks != f) continue;
+          ranks[static_cast<size_t>(f)]->bank().load(layer, e, gate.data(), up.data(), down.data());
+        }
         all->bank().load(layer, e, gate.data(), up.data(), down.data());
       }
     }
@@ -238,10 +257,14 @@ class World {
   void serve(int rank, const std::vector<Step>& steps, Random& random) {
     Pool pool(1 + rank % 2);
     const auto& bank = banks_.ranks[static_cast<size_t>(rank)]->bank();
-    std::vector<int32_t> owner(static_cast<size_t>(shape_.experts));
-    for (int e = 0; e < shape_.experts; ++e) owner[static_cast<size_t>(e)] = e % shape_.ffn_ranks;
+    const std::vector<int32_t> owner = owner_table(shape_);
     domain_->agree_on_owners(owner);
-    megamoe::FfnSide<Target> side(domain_->memory(), rank, bank.owned_index(shape_.experts),
+    const std::vector<int32_t> held = bank.owned_index(shape_.experts);
+    std::vector<int32_t> index(owner.size(), -1);
+    for (size_t i = 0; i < owner.size(); ++i) {
+      if (owner[i] == rank) index[i] = held[i % held.size()];
+    }
+    megamoe::FfnSide<Target> side(domain_->memory(), rank, std::move(index),
                                   Target::Experts(bank, pool), kDeadline_ns);
     for (size_t s = 0; s < steps.size(); ++s) {
       delay(random);
