@@ -1,0 +1,34 @@
+# The SIMT target as a shared object with entry.h's interface: over the CPU runner for the tests,
+# and compiled by nvcc with AFD_CUDA. Nothing links against either; they are loaded.
+if(AFD_TESTS)
+  set_source_files_properties(csrc/megamoe/simt/entry.cu PROPERTIES LANGUAGE CXX)
+  add_library(megamoe-simt SHARED
+    csrc/megamoe/simt/entry.cu
+    csrc/megamoe/simt/runner/block.cpp
+    csrc/megamoe/simt/runner/fiber.cpp
+    csrc/megamoe/layout.cpp)
+  target_include_directories(megamoe-simt PRIVATE csrc)
+  target_link_libraries(megamoe-simt PRIVATE Threads::Threads)
+endif()
+
+if(AFD_CUDA)
+  find_program(AFD_NVCC nvcc REQUIRED DOC "The CUDA compiler, of a toolkit or of its pip packages")
+  set(AFD_CUDA_ARCHITECTURES "90a;100a" CACHE STRING "GPU architectures to compile the kernels for")
+  set(AFD_GENCODE)
+  foreach(arch IN LISTS AFD_CUDA_ARCHITECTURES)
+    list(APPEND AFD_GENCODE -gencode "arch=compute_${arch},code=sm_${arch}")
+  endforeach()
+  file(GLOB AFD_SIMT_HEADERS CONFIGURE_DEPENDS csrc/megamoe/*.h csrc/megamoe/simt/*.h)
+  # No contraction: the wire rounds to the same bits as on the CPU. The static runtime looks for the
+  # driver when it is first called, so the object loads where there is none.
+  add_custom_command(
+    OUTPUT libmegamoe-simt-cuda.so
+    COMMAND ${AFD_NVCC} -std=c++20 -O3 -fmad=false -shared -cudart static ${AFD_GENCODE}
+      -Xcompiler -fPIC,-fvisibility=hidden -I ${CMAKE_SOURCE_DIR}/csrc
+      ${CMAKE_SOURCE_DIR}/csrc/megamoe/simt/entry.cu ${CMAKE_SOURCE_DIR}/csrc/megamoe/layout.cpp
+      -o libmegamoe-simt-cuda.so
+    DEPENDS csrc/megamoe/simt/entry.cu csrc/megamoe/layout.cpp ${AFD_SIMT_HEADERS}
+    COMMENT "Compiling the SIMT kernels for ${AFD_CUDA_ARCHITECTURES}"
+    VERBATIM)
+  add_custom_target(megamoe-simt-cuda ALL DEPENDS libmegamoe-simt-cuda.so)
+endif()
