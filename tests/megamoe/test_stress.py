@@ -1,7 +1,8 @@
-"""The protocol's C++ stress program under the sanitizers."""
+"""The C++ programs whose ranks are threads, under the sanitizers."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -16,19 +17,56 @@ def _run(program: Path, seed: int, rounds: int) -> None:
     assert f"{rounds} rounds agree" in done.stdout
 
 
-def _program(sanitizer: str) -> Path:
-    return built("megamoe-stress", sanitizer) / "megamoe-stress"
+def _program(name: str, sanitizer: str) -> Path:
+    return built(name, sanitizer) / name
+
+
+def _races(program: Path, *arguments: str) -> str:
+    """The thread sanitizer's first report; the run must end by it."""
+    options = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"}
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, env=options, timeout=120
+    )
+    assert done.returncode == 66, done.stdout + done.stderr[-8000:]
+    assert "WARNING: ThreadSanitizer: data race" in done.stderr
+    return done.stderr
 
 
 def test_no_data_race_in_the_protocol() -> None:
-    _run(_program("thread"), seed=1, rounds=20)
+    _run(_program("megamoe-stress", "thread"), seed=1, rounds=20)
+
+
+def test_a_missing_release_is_caught() -> None:
+    """The word is stored relaxed: an FFN rank reads IN unordered with the rank that wrote it."""
+    report = _races(_program("megamoe-stress-MISSING_RELEASE", "thread"), "1", "20")
+    assert "AttentionSide" in report and "::dispatch(" in report
+    assert "FfnSide" in report
+
+
+def test_an_early_buffer_reuse_is_caught() -> None:
+    """IN or OUT is used again one number early, while the other side is at it."""
+    report = _races(_program("megamoe-stress-EARLY_REUSE", "thread"), "1", "20")
+    assert "AttentionSide" in report and "FfnSide" in report
+
+
+def test_no_data_race_in_the_simt_kernels() -> None:
+    """Between CUDA threads of a block, or between ranks."""
+    _run(_program("megamoe-simt-stress", "thread"), seed=1, rounds=10)
+
+
+def test_a_missing_barrier_is_caught() -> None:
+    """The runner orders CUDA threads by their barriers alone."""
+    report = _races(_program("megamoe-simt-stress", "thread"), "missing-barrier")
+    assert "missing_barrier" in report
 
 
 @pytest.mark.slow
 def test_no_data_race_in_a_long_run() -> None:
-    _run(_program("thread"), seed=10_000, rounds=1000)
+    _run(_program("megamoe-stress", "thread"), seed=10_000, rounds=1000)
+    _run(_program("megamoe-simt-stress", "thread"), seed=10_000, rounds=200)
 
 
 @pytest.mark.slow
 def test_no_bad_access_or_undefined_behaviour() -> None:
-    _run(_program("address,undefined"), seed=1, rounds=200)
+    _run(_program("megamoe-stress", "address,undefined"), seed=1, rounds=200)
+    _run(_program("megamoe-simt-stress", "address,undefined"), seed=1, rounds=100)

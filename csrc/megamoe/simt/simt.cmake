@@ -1,16 +1,5 @@
-# The SIMT target as a shared object with entry.h's interface: over the CPU runner for the tests,
-# and compiled by nvcc with AFD_CUDA. Nothing links against either; they are loaded.
-if(AFD_TESTS)
-  set_source_files_properties(csrc/megamoe/simt/entry.cu PROPERTIES LANGUAGE CXX)
-  add_library(megamoe-simt SHARED
-    csrc/megamoe/simt/entry.cu
-    csrc/megamoe/simt/runner/block.cpp
-    csrc/megamoe/simt/runner/fiber.cpp
-    csrc/megamoe/layout.cpp)
-  target_include_directories(megamoe-simt PRIVATE csrc)
-  target_link_libraries(megamoe-simt PRIVATE Threads::Threads)
-endif()
-
+# The SIMT kernels compiled by nvcc, with entry.h's interface. Nothing links against the object; it is
+# loaded. The tests build the same sources over the CPU runner (tests/megamoe/programs.cmake).
 if(AFD_CUDA)
   find_program(AFD_NVCC nvcc REQUIRED DOC "The CUDA compiler, of a toolkit or of its pip packages")
   set(AFD_CUDA_ARCHITECTURES "90a;100a" CACHE STRING "GPU architectures to compile the kernels for")

@@ -27,19 +27,19 @@ struct Block {
 
 thread_local Block* current = nullptr;
 
-void acquire_pass() {
+MEGAMOE_RUNNER void acquire_pass() {
 #if defined(__SANITIZE_THREAD__)
   __tsan_acquire(&current->tags[current->passes % 2]);
 #endif
 }
 
-void release_pass() {
+MEGAMOE_RUNNER void release_pass() {
 #if defined(__SANITIZE_THREAD__)
   __tsan_release(&current->tags[(current->passes + 1) % 2]);
 #endif
 }
 
-void run_to_end(Block& block, std::deque<Fiber>& fibers) {
+MEGAMOE_RUNNER void run_to_end(Block& block, std::deque<Fiber>& fibers) {
   for (unsigned ended = 0; ended < block.threads; ++block.passes) {
     ended = 0;
     for (unsigned i = 0; i < block.threads; ++i) {
@@ -76,10 +76,10 @@ void run_block(unsigned threads, const std::function<void()>& body) {
   current = nullptr;
 }
 
-Dim thread_index() { return {current->running}; }
-Dim block_size() { return {current->threads}; }
+MEGAMOE_RUNNER Dim thread_index() { return {current->running}; }
+MEGAMOE_RUNNER Dim block_size() { return {current->threads}; }
 
-void sync_threads() {
+MEGAMOE_RUNNER void sync_threads() {
   release_pass();
   Fiber::yield();
   acquire_pass();

@@ -28,6 +28,7 @@ Fiber::Fiber(std::byte* stack, size_t stack_bytes, std::function<void()> body)
               static_cast<unsigned>(uint64_t{self} >> 32));
 #if defined(__SANITIZE_THREAD__)
   thread_state_ = __tsan_create_fiber(0);
+  __tsan_release(this);
 #endif
 }
 
@@ -73,6 +74,9 @@ void Fiber::enter(unsigned low, unsigned high) {
   auto* self = reinterpret_cast<Fiber*>(static_cast<uintptr_t>(uint64_t{high} << 32 | low));
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &self->resumer_stack_, &self->resumer_stack_bytes_);
+#endif
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(self);  // what its maker wrote
 #endif
   self->body_();
   self->done_ = true;

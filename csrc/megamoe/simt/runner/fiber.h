@@ -9,6 +9,9 @@
 #include <cstddef>
 #include <functional>
 
+// The runner's own state is one OS thread's, which the thread sanitizer cannot know.
+#define MEGAMOE_RUNNER __attribute__((no_sanitize("thread"), noinline))
+
 namespace megamoe::simt::runner {
 
 class Fiber {
@@ -20,14 +23,14 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
 
   // Runs the body until it yields or ends. Not from inside a fiber.
-  void resume();
+  MEGAMOE_RUNNER void resume();
   // Of the fiber that runs: back to whoever resumed it.
-  static void yield();
-  bool done() const { return done_; }
+  MEGAMOE_RUNNER static void yield();
+  MEGAMOE_RUNNER bool done() const { return done_; }
 
  private:
-  static void enter(unsigned low, unsigned high);
-  void leave(bool for_good);
+  MEGAMOE_RUNNER static void enter(unsigned low, unsigned high);
+  MEGAMOE_RUNNER void leave(bool for_good);
 
   std::byte* stack_;
   size_t stack_bytes_;
