@@ -6,7 +6,18 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char, c_float, c_int, c_int32, c_int64, c_uint, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 

@@ -108,9 +108,7 @@ def test_the_wire_has_the_same_bits_whoever_writes_it(library: Path) -> None:
         seen = []
         for simt_attention in (False, True):
             with _world(library, shape, weights, simt_attention, False) as world:
-                world.attention[1].dispatch(
-                    0, 0, 1, routed.x[0], routed.ids[0], routed.weights[0]
-                )
+                world.attention[1].dispatch(0, 0, 1, routed.x[0], routed.ids[0], routed.weights[0])
                 seen.append(_published(world, 1, 1))
         assert seen[0] == seen[1]
 

@@ -1,5 +1,3 @@
-#include "megamoe/simt/entry.h"
-
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -7,14 +5,15 @@
 #include <vector>
 
 #include "megamoe/errors.h"
+#include "megamoe/simt/entry.h"
 #include "megamoe/simt/opened.h"
 
 namespace megamoe::simt {
 namespace {
 
 Memory memory_of(const MegamoeSimtDomain& domain) {
-  const Shape shape{domain.attention_ranks, domain.ffn_ranks, domain.lanes,
-                    domain.max_tokens,      domain.hidden,    domain.top_k,
+  const Shape shape{domain.attention_ranks, domain.ffn_ranks,  domain.lanes,
+                    domain.max_tokens,      domain.hidden,     domain.top_k,
                     domain.experts,         domain.moe_layers, static_cast<Wire>(domain.wire)};
   return agreed_memory(domain.device_memory, shape, domain.generation);
 }
@@ -99,8 +98,7 @@ struct MegamoeSimtFfn {
         tables(shape, rank, owner),
         device_tables((2 * tables.index.size() + static_cast<size_t>(shape.attention_ranks)) *
                       sizeof(int32_t)),
-        device_weights(
-            sizeof(float) * megamoe::simt::weight_floats(shape, tables.owned(), width)),
+        device_weights(sizeof(float) * megamoe::simt::weight_floats(shape, tables.owned(), width)),
         weights{reinterpret_cast<float*>(device_weights.data()),
                 index_on_device() + tables.index.size(),
                 shape.moe_layers,
@@ -110,10 +108,9 @@ struct MegamoeSimtFfn {
         opened(threads, [&](megamoe::simt::Arena& arena, megamoe::simt::Failures failures) {
           const auto rows =
               static_cast<size_t>(shape.attention_ranks) * static_cast<size_t>(shape.max_tokens);
-          return megamoe::simt::Ffn(
-              memory, rank, {index_on_device(), tables.index.size()},
-              megamoe::simt::Target::Experts(weights, rows, arena), deadline_ns, failures,
-              megamoe::simt::Lists{&arena});
+          return megamoe::simt::Ffn(memory, rank, {index_on_device(), tables.index.size()},
+                                    megamoe::simt::Target::Experts(weights, rows, arena),
+                                    deadline_ns, failures, megamoe::simt::Lists{&arena});
         }) {
     megamoe::simt::copy(index_on_device(), tables.index.data(),
                         tables.index.size() * sizeof(int32_t));
@@ -152,10 +149,10 @@ int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, uint6
   return guarded(error, [&] {
     const megamoe::Memory memory = memory_of(*domain);
     check_range("rank", rank, 0, domain->attention_ranks - 1);
-    *side = new MegamoeSimtAttention{
-        memory.layout.shape, {threads, [&](Arena&, Failures failures) {
-                                return Attention(memory, rank, deadline_ns, failures);
-                              }}};
+    *side = new MegamoeSimtAttention{memory.layout.shape,
+                                     {threads, [&](Arena&, Failures failures) {
+                                        return Attention(memory, rank, deadline_ns, failures);
+                                      }}};
   });
 }
 
@@ -204,7 +201,8 @@ int megamoe_simt_load(MegamoeSimtFfn* side, int layer, int expert, const float* 
     check_range("layer", layer, 0, side->shape.moe_layers - 1);
     check_range("expert", expert, 0, side->shape.experts - 1);
     const int index = side->tables.index[static_cast<size_t>(expert)];
-    if (index < 0) throw std::invalid_argument("expert " + std::to_string(expert) + " is not owned");
+    if (index < 0)
+      throw std::invalid_argument("expert " + std::to_string(expert) + " is not owned");
     float* to = side->weights.of(layer, index);
     for (const float* matrix : {gate, up, down}) {
       copy(to, matrix, side->weights.matrix() * sizeof(float));

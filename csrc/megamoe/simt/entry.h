@@ -42,31 +42,37 @@ typedef struct MegamoeSimtFfn MegamoeSimtFfn;
 /* NO_DEVICE where there is no GPU or no driver. */
 MEGAMOE_SIMT_API int megamoe_simt_probe(MegamoeSimtError* error);
 
-MEGAMOE_SIMT_API int megamoe_simt_raise_abort(const MegamoeSimtDomain* domain, int culprit, MegamoeSimtError* error);
+MEGAMOE_SIMT_API int megamoe_simt_raise_abort(const MegamoeSimtDomain* domain, int culprit,
+                                              MegamoeSimtError* error);
 
-MEGAMOE_SIMT_API int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, uint64_t deadline_ns,
-                                unsigned threads, MegamoeSimtAttention** side,
-                                MegamoeSimtError* error);
-/* device_x [tokens][hidden], rows x_stride elements apart; device_ids, device_weights [tokens][top_k];
- * at most max_tokens. The lane must not be away. */
-MEGAMOE_SIMT_API int megamoe_simt_dispatch(MegamoeSimtAttention* side, uint64_t step, int layer, int lane,
-                          const float* device_x, int64_t x_stride, const int32_t* device_ids,
-                          const float* device_weights, int tokens, MegamoeSimtError* error);
+MEGAMOE_SIMT_API int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank,
+                                                 uint64_t deadline_ns, unsigned threads,
+                                                 MegamoeSimtAttention** side,
+                                                 MegamoeSimtError* error);
+/* device_x [tokens][hidden], rows x_stride elements apart; device_ids, device_weights
+ * [tokens][top_k]; at most max_tokens. The lane must not be away. */
+MEGAMOE_SIMT_API int megamoe_simt_dispatch(MegamoeSimtAttention* side, uint64_t step, int layer,
+                                           int lane, const float* device_x, int64_t x_stride,
+                                           const int32_t* device_ids, const float* device_weights,
+                                           int tokens, MegamoeSimtError* error);
 /* The lane must be away. */
 MEGAMOE_SIMT_API int megamoe_simt_combine(MegamoeSimtAttention* side, int lane, float* device_out,
-                         int64_t out_stride, MegamoeSimtError* error);
+                                          int64_t out_stride, MegamoeSimtError* error);
 MEGAMOE_SIMT_API void megamoe_simt_close_attention(MegamoeSimtAttention* side);
 
 /* owner [experts]: each expert's FFN rank. Experts start as zeros. */
-MEGAMOE_SIMT_API int megamoe_simt_open_ffn(const MegamoeSimtDomain* domain, int rank, const int32_t* owner,
-                          int width, uint64_t deadline_ns, unsigned threads, MegamoeSimtFfn** side,
-                          MegamoeSimtError* error);
+MEGAMOE_SIMT_API int megamoe_simt_open_ffn(const MegamoeSimtDomain* domain, int rank,
+                                           const int32_t* owner, int width, uint64_t deadline_ns,
+                                           unsigned threads, MegamoeSimtFfn** side,
+                                           MegamoeSimtError* error);
 /* gate, up [width][hidden]; down [hidden][width]; of an expert that this rank owns. */
-MEGAMOE_SIMT_API int megamoe_simt_load(MegamoeSimtFfn* side, int layer, int expert, const float* gate,
-                      const float* up, const float* down, MegamoeSimtError* error);
+MEGAMOE_SIMT_API int megamoe_simt_load(MegamoeSimtFfn* side, int layer, int expert,
+                                       const float* gate, const float* up, const float* down,
+                                       MegamoeSimtError* error);
 /* One decode step. attention_ranks ascending, each once. */
 MEGAMOE_SIMT_API int megamoe_simt_serve(MegamoeSimtFfn* side, uint64_t step, int lanes,
-                       const int32_t* attention_ranks, int count, MegamoeSimtError* error);
+                                        const int32_t* attention_ranks, int count,
+                                        MegamoeSimtError* error);
 MEGAMOE_SIMT_API void megamoe_simt_close_ffn(MegamoeSimtFfn* side);
 
 #ifdef __cplusplus
