@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from afd import _megamoe as ops
 from afd._megamoe import AttentionSide, Domain, Experts, FfnSide, Layout, Pool, WeightType, Wire
 from afd.boundary.colocated import ColocatedPort
 from afd.boundary.megamoe import MegamoeFfnPort
 from afd.boundary.ownership import balanced_owners, owned_by
 from afd.boundary.ports import AttentionPort
 from afd.checkpoint import Checkpoint
-from afd.config import BoundaryConfig, Dtype, Topology, WireType, WorkerConfig
+from afd.config import BoundaryConfig, Dtype, ReturnMode, Topology, WireType, WorkerConfig
 from afd.models.config import ModelConfig
 from afd.models.family import Family
 
 _WIRES = {WireType.FP8: Wire.FP8, WireType.BF16: Wire.BF16, WireType.FP32: Wire.FP32}
+_RETURNS = {
+    ReturnMode.SLOT: ops.ReturnMode.SLOT,
+    ReturnMode.REDUCED: ops.ReturnMode.REDUCED,
+}
 _WEIGHTS = {Dtype.BFLOAT16: WeightType.BF16, Dtype.FLOAT32: WeightType.FP32}
 
 
@@ -33,6 +38,7 @@ def boundary_layout(model: ModelConfig, boundary: BoundaryConfig, topology: Topo
         experts=model.experts,
         moe_layers=len(model.moe_layers),
         wire=_WIRES[boundary.wire],
+        return_mode=_RETURNS[boundary.return_mode],
     )
 
 
@@ -75,7 +81,8 @@ def open_attention_port(
 ) -> AttentionPort:
     """The attention side's port; colocated ranks load every expert here."""
     if config.topology.ffn_ranks:
-        return AttentionSide(_domain(config), config.rank, config.boundary.deadline_ms)
+        owners = balanced_owners(config.model.experts, config.topology.ffn_ranks)
+        return AttentionSide(_domain(config), config.rank, config.boundary.deadline_ms, owners)
     owned = list(range(config.model.experts))
     port = ColocatedPort(_experts(config, owned), pool)
     _load(port, config.model, family, checkpoint, owned)
