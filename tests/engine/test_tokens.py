@@ -29,9 +29,10 @@ def run(path: Path, batch: list[list[int]], **options: Any) -> list[list[int]]:
     return [output.token_ids for output in outputs]
 
 
-def compare(path: Path, vocab: int, **options: Any) -> None:
+def compare(path: Path, vocab: int, reference: Path | None = None, **options: Any) -> None:
+    """Twenty prompts on the engine and on Transformers, which reads ``reference`` if given."""
     batch = prompts(20, vocab)
-    answers = [greedy(path, tuple(prompt), NEW_TOKENS) for prompt in batch]
+    answers = [greedy(reference or path, tuple(prompt), NEW_TOKENS) for prompt in batch]
     ties, faults = first_differences(answers, run(path, batch, **options))
     print(f"{ties} near ties of {len(batch)} prompts")
     assert not faults, "\n".join(faults)
