@@ -43,5 +43,5 @@ $(VENV)/.built: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt constr
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.built pyproject.toml constraints.txt
-	$(INSTALL) pytest pytest-timeout hypothesis ruff mypy clang-format
+	$(INSTALL) pytest pytest-timeout hypothesis pexpect ruff mypy clang-format
 	@touch $@

@@ -40,8 +40,8 @@ def topology(config: ResolvedConfig) -> dict[str, Any]:
             }
         )
     return {
-        "attention_nodes": shape.attention_nodes,
-        "ffn_nodes": shape.ffn_nodes,
+        "m": shape.attention_nodes,
+        "n": shape.ffn_nodes,
         "workers_per_node": shape.workers_per_node,
         "disaggregated": shape.ffn_ranks > 0,
         "ranks": ranks,

@@ -176,15 +176,15 @@ def rope(fields: Fields, head_dim: int) -> tuple[float, int]:
     """
     parameters = fields.optional("rope_parameters", {})
     scaling = fields.optional("rope_scaling", {})
-    for source in (parameters, scaling):
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    for name, source in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         kind = source.get("rope_type", source.get("type", "default"))
         if kind != "default":
             raise UnsupportedModelError(
                 f"config.json: rope type {kind!r} is not supported, only 'default' is"
             )
-    extra = set(parameters) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    if extra:
-        raise UnsupportedModelError(f"config.json: rope_parameters.{extra.pop()} is not supported")
+        for extra in sorted(set(source) - known):
+            raise UnsupportedModelError(f"config.json: {name}.{extra} is not supported")
     theta = parameters.get("rope_theta", fields.optional("rope_theta"))
     if theta is None:
         raise UnsupportedModelError("config.json: rope_theta is missing")

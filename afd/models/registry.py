@@ -49,10 +49,12 @@ def load_model_config(folder: Path) -> ModelConfig:
     fields.finish()
     if config.heads % config.kv_heads:
         raise UnsupportedModelError(
-            f"config.json: {config.heads} query heads do not divide over {config.kv_heads} KV heads"
+            f"config.json: num_attention_heads {config.heads} does not divide by "
+            f"num_key_value_heads {config.kv_heads}"
         )
     if config.top_k > config.experts:
         raise UnsupportedModelError(
-            f"config.json: top-{config.top_k} of {config.experts} experts is impossible"
+            f"config.json: num_experts_per_tok {config.top_k} is more than the {config.experts} "
+            "experts"
         )
     return config

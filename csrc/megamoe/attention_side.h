@@ -34,8 +34,8 @@ class AttentionSide {
     const Shape& shape = memory_.layout.shape;
     if (!Target::on_leader([&] { return check_ids(ids, layer, tokens); })) return false;
     for (int token = 0; token < tokens; ++token) {
-      Target::encode_row(shape.wire, x + x_stride * token, shape.hidden,
-                         memory_.row(rank_, lane, token), memory_.scales(rank_, lane, token));
+      Target::encode_row(shape, x + x_stride * token, memory_.row(rank_, lane, token),
+                         memory_.scales(rank_, lane, token));
     }
     int32_t* published_ids = memory_.ids(rank_, lane);
     float* published_weights = memory_.weights(rank_, lane);
@@ -51,8 +51,8 @@ class AttentionSide {
     return true;
   }
 
-  // out [tokens of the dispatch][hidden]: the sum over each token's slots, ascending. The lane must
-  // be away. False as in dispatch.
+  // out [tokens of the dispatch][hidden]: the sum over each token's returned rows, by ascending
+  // slot. The lane must be away. False as in dispatch.
   MEGAMOE_ROLE bool combine(int lane, float* out, int64_t out_stride) {
     const Shape& shape = memory_.layout.shape;
     const Away away = lanes_[lane].away;
@@ -66,13 +66,19 @@ class AttentionSide {
     }
     const int32_t* ids = memory_.ids(rank_, lane);
     for (int token = 0; token < away.tokens; ++token, ids += shape.top_k) {
-      const std::byte* chosen[kMaxTopK];
-      int count = 0;
+      const std::byte* returned[kMaxTopK];
+      Crossing crossing{0, 0, 0};
       for (int slot = 0; slot < shape.top_k; ++slot) {
-        if (ids[slot] >= 0) chosen[count++] = memory_.out(rank_, lane, token, slot);
+        if (ids[slot] < 0) continue;
+        const bool first = is_first_of_its_rank(ids, slot);
+        ++crossing.copies;
+        crossing.pulls += first;
+        if (shape.return_mode == ReturnMode::Reduced && !first) continue;
+        returned[crossing.returned++] = memory_.out(rank_, lane, token, slot);
       }
-      Target::sum_rows(shape.wire, chosen, count, shape.hidden, out + out_stride * token);
-      if (Target::leader()) count_bytes(ids, static_cast<uint64_t>(count));
+      Target::sum_rows(shape.wire, returned, crossing.returned, shape.hidden,
+                       out + out_stride * token);
+      if (Target::leader()) count_bytes(crossing);
     }
     if (Target::leader()) {
       bytes_out_ += static_cast<uint64_t>(shape.ffn_ranks) * sizeof(int32_t);  // the counts
@@ -113,24 +119,32 @@ class AttentionSide {
     return true;
   }
 
-  // A row crosses once to each FFN rank that owns one of its experts; every rank reads the ids.
-  MEGAMOE_ROLE void count_bytes(const int32_t* ids, uint64_t copies) {
-    const Layout& layout = memory_.layout;
-    const int32_t* owner = memory_.owner();
-    uint64_t pulls = 0;
-    for (int slot = 0; slot < layout.shape.top_k; ++slot) {
-      if (ids[slot] < 0) continue;
-      bool first = true;
-      for (int before = 0; before < slot && first; ++before) {
-        first = ids[before] < 0 || owner[ids[before]] != owner[ids[slot]];
-      }
-      pulls += first;
+  // Whether no earlier slot of the token goes to the same FFN rank.
+  MEGAMOE_ROLE bool is_first_of_its_rank(const int32_t* ids, int slot) const {
+    const int32_t* owner = memory_.owner(rank_);
+    for (int before = 0; before < slot; ++before) {
+      if (ids[before] >= 0 && owner[ids[before]] == owner[ids[slot]]) return false;
     }
+    return true;
+  }
+
+  // What crosses for one token: a row to each FFN rank that serves one of its experts, the routed
+  // copies, and the rows that come back.
+  struct Crossing {
+    int pulls;
+    int copies;
+    int returned;
+  };
+
+  // Every FFN rank reads the ids.
+  MEGAMOE_ROLE void count_bytes(const Crossing& crossing) {
+    const Layout& layout = memory_.layout;
     const uint64_t id_bytes = static_cast<uint64_t>(layout.shape.top_k) * sizeof(int32_t);
     bytes_out_ +=
-        pulls * (layout.row_bytes() + static_cast<uint64_t>(layout.row_scales()) * sizeof(float)) +
-        static_cast<uint64_t>(layout.shape.ffn_ranks) * id_bytes + copies * sizeof(float);
-    bytes_back_ += copies * layout.out_row_bytes();
+        static_cast<uint64_t>(crossing.pulls) * (layout.row_bytes() + layout.row_scale_bytes()) +
+        static_cast<uint64_t>(layout.shape.ffn_ranks) * id_bytes +
+        static_cast<uint64_t>(crossing.copies) * sizeof(float);
+    bytes_back_ += static_cast<uint64_t>(crossing.returned) * layout.out_row_bytes();
   }
 
   Memory memory_;

@@ -3,7 +3,7 @@
 //   for layer, for lane:
 //     await PUB[a] >= q of every attention rank a of the step; acquire
 //     schedule the copies owned here; pull each needed row once
-//     compute; write OUT[a][token][slot]
+//     compute; write OUT[a][token][slot], or the sum of a token's slots into the first of them
 //     DONE[a][f] = q for every a of the step, zero rows included
 #pragma once
 
@@ -17,7 +17,7 @@ namespace megamoe {
 // Where an FFN rank finds a row of IN.
 struct WireRow {
   const std::byte* row;
-  const float* scales;
+  const std::byte* scales;
 };
 
 template <class Target>
@@ -26,7 +26,7 @@ class FfnSide {
   template <class T>
   using List = typename Target::Lists::template List<T>;
 
-  // `owned_index` as TileSchedule wants it.
+  // `owned_index` [attention_ranks][experts]: see Routes.
   MEGAMOE_HOST_DEVICE FfnSide(const Memory& memory, int ffn_rank, List<int32_t> owned_index,
                               typename Target::Experts experts, uint64_t deadline_ns,
                               typename Target::Failures failures = {},
@@ -93,9 +93,11 @@ class FfnSide {
         failures_.bad_count(rank, layer, tokens);
         return false;
       }
-      sources_.push_back({memory_.ids(rank, lane), tokens});
+      sources_.push_back(
+          {memory_.ids(rank, lane), tokens,
+           owned_index_.data() + static_cast<size_t>(rank) * static_cast<size_t>(shape.experts)});
     }
-    const BadRoute bad = schedule_.build(sources_, shape.top_k, owned_index_, experts_.owned());
+    const BadRoute bad = schedule_.build(sources_, shape.top_k, shape.experts, experts_.owned());
     if (bad) {
       failures_.bad_expert(attention_ranks[static_cast<size_t>(bad.source)], layer, bad.token,
                            bad.id, shape.experts);
@@ -110,20 +112,32 @@ class FfnSide {
     if (!Target::on_leader([&] { return plan(layer, lane, attention_ranks); })) return false;
     const auto& copies = schedule_.copies();
     const auto& rows = schedule_.rows();
-    experts_.pull(shape.wire, shape.hidden, rows.size(), [&](size_t i) {
+    experts_.pull(shape, rows.size(), [&](size_t i) {
       const int rank = attention_ranks[static_cast<size_t>(rows[i].source)];
       return WireRow{memory_.row(rank, lane, rows[i].token),
                      memory_.scales(rank, lane, rows[i].token)};
     });
+    const bool reduced = shape.return_mode == ReturnMode::Reduced;
+    if (reduced) experts_.clear_sums(shape, rows.size());
     experts_.compute(layer, schedule_, [&](int copy, const float* values, int first, int columns) {
       const RoutedCopy& routed = copies[static_cast<size_t>(copy)];
       const PulledRow& row = rows[static_cast<size_t>(routed.row)];
       const int rank = attention_ranks[static_cast<size_t>(row.source)];
       const float weight =
           memory_.weights(rank, lane)[int64_t{row.token} * shape.top_k + routed.slot];
-      Target::write_back(shape.wire, values, weight, columns, first,
-                         memory_.out(rank, lane, row.token, routed.slot));
+      if (reduced) {
+        experts_.add_to_sum(shape, routed.row, values, weight, first, columns);
+      } else {
+        Target::write_back(shape.wire, values, weight, columns, first,
+                           memory_.out(rank, lane, row.token, routed.slot));
+      }
     });
+    if (reduced) {
+      experts_.return_sums(shape, rows.size(), [&](size_t i) {
+        const int rank = attention_ranks[static_cast<size_t>(rows[i].source)];
+        return memory_.out(rank, lane, rows[i].token, rows[i].slot);
+      });
+    }
     return true;
   }
 

@@ -13,8 +13,11 @@
 
 namespace megamoe {
 
-// What crosses the boundary. FP8: e4m3 rows with FP32 block scales out, BF16 rows back.
+// What crosses the boundary. FP8: e4m3 rows with block scales out, BF16 rows back.
 enum class Wire : int32_t { FP8 = 0, BF16 = 1, FP32 = 2 };
+
+// What comes back: a row per top-k slot, or a row per token and FFN rank, the sum of its slots.
+enum class ReturnMode : int32_t { Slot = 0, Reduced = 1 };
 
 struct Shape {
   int32_t attention_ranks;
@@ -26,6 +29,8 @@ struct Shape {
   int32_t experts;
   int32_t moe_layers;
   Wire wire;
+  ScaleFormat scale_format = ScaleFormat::Fp32Per128;  // FP8 only
+  ReturnMode return_mode = ReturnMode::Slot;
 };
 
 constexpr uint64_t kLineBytes = 128;
@@ -43,7 +48,7 @@ struct Layout {
 
   // From the start of memory.
   Region handshake;
-  Region owner;  // int32 [experts]: FFN rank + 1, 0 while nobody has said
+  Region owner;  // int32 [attention_ranks][experts]: FFN rank + 1, 0 while nobody has said
   Region abort;
   uint64_t first_segment;
 
@@ -52,10 +57,11 @@ struct Layout {
   Region done;     // a line per FFN rank
   Region count;    // int32: tokens in IN
   Region rows;     // [max_tokens][row_bytes]
-  Region scales;   // float [max_tokens][scale_blocks], FP8 only
+  Region scales;   // [max_tokens][row_scale_bytes], FP8 only
   Region ids;      // int32 [max_tokens][top_k]
   Region weights;  // float [max_tokens][top_k]
-  Region out;      // [max_tokens][top_k][out_row_bytes]
+  // [max_tokens][top_k][out_row_bytes]. A reduced row lies where the first of its slots would.
+  Region out;
 
   uint64_t lane_bytes;
   uint64_t segment_bytes;
@@ -75,8 +81,9 @@ struct Layout {
   MEGAMOE_HOST_DEVICE uint64_t out_row_bytes() const {
     return static_cast<uint64_t>(shape.hidden) * (shape.wire == Wire::FP32 ? 4 : 2);
   }
-  MEGAMOE_HOST_DEVICE int row_scales() const {
-    return shape.wire == Wire::FP8 ? scale_blocks(shape.hidden) : 0;
+  MEGAMOE_HOST_DEVICE uint64_t row_scale_bytes() const {
+    if (shape.wire != Wire::FP8) return 0;
+    return static_cast<uint64_t>(scale_bytes(shape.scale_format, shape.hidden));
   }
 };
 

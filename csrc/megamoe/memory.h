@@ -15,8 +15,10 @@ struct Memory {
   uint64_t generation;
 
   MEGAMOE_HOST_DEVICE Word& abort() const { return at<Word>(layout.abort.offset); }
-  // [experts]: FFN rank + 1; 0 while nobody has said.
-  MEGAMOE_HOST_DEVICE int32_t* owner() const { return &at<int32_t>(layout.owner.offset); }
+  // [experts]: the FFN rank + 1 that serves this attention rank; 0 while nobody has said.
+  MEGAMOE_HOST_DEVICE int32_t* owner(int rank) const {
+    return &at<int32_t>(layout.owner.offset) + index(rank) * index(layout.shape.experts);
+  }
 
   MEGAMOE_HOST_DEVICE uint64_t sequence(uint64_t step, int layer) const {
     return sequence_number(generation, step, index(layout.shape.moe_layers), index(layer));
@@ -33,9 +35,9 @@ struct Memory {
   MEGAMOE_HOST_DEVICE std::byte* row(int rank, int lane, int token) const {
     return &in_lane<std::byte>(rank, lane, layout.rows.offset + layout.row_bytes() * index(token));
   }
-  MEGAMOE_HOST_DEVICE float* scales(int rank, int lane, int token) const {
-    return &in_lane<float>(rank, lane, layout.scales.offset) +
-           index(token) * index(layout.row_scales());
+  MEGAMOE_HOST_DEVICE std::byte* scales(int rank, int lane, int token) const {
+    return &in_lane<std::byte>(rank, lane,
+                               layout.scales.offset + layout.row_scale_bytes() * index(token));
   }
   MEGAMOE_HOST_DEVICE int32_t* ids(int rank, int lane) const {
     return &in_lane<int32_t>(rank, lane, layout.ids.offset);

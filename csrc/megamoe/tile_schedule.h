@@ -15,11 +15,14 @@ namespace megamoe {
 struct Routes {
   const int32_t* ids;
   int32_t tokens;
+  // [experts]: the expert's index among the owned, or -1 if another rank serves this source.
+  const int32_t* owned_index;
 };
 
 struct PulledRow {
   int32_t source;
   int32_t token;
+  int32_t slot;  // the first that this rank serves
 };
 
 struct RoutedCopy {
@@ -60,15 +63,13 @@ class TileSchedule {
         ends_(lists.template empty<int32_t>(owned + 1)) {}
   TileSchedule() = default;
 
-  // `owned_index` [experts]: the expert's index among the owned, or -1. After a bad route the
-  // schedule is empty.
-  MEGAMOE_ROLE BadRoute build(const List<Routes>& sources, int top_k,
-                              const List<int32_t>& owned_index, int owned) {
+  // After a bad route the schedule is empty.
+  MEGAMOE_ROLE BadRoute build(const List<Routes>& sources, int top_k, int experts, int owned) {
     rows_.clear();
     slots_.clear();
     tiles_.clear();
     ends_.assign(static_cast<size_t>(owned) + 1, 0);
-    if (const BadRoute bad = scan(sources, top_k, owned_index)) {
+    if (const BadRoute bad = scan(sources, top_k, experts)) {
       rows_.clear();
       copies_.clear();
       return bad;
@@ -94,9 +95,7 @@ class TileSchedule {
     RoutedCopy copy;
   };
 
-  MEGAMOE_ROLE BadRoute scan(const List<Routes>& sources, int top_k,
-                             const List<int32_t>& owned_index) {
-    const auto experts = static_cast<uint32_t>(owned_index.size());
+  MEGAMOE_ROLE BadRoute scan(const List<Routes>& sources, int top_k, int experts) {
     for (size_t s = 0; s < sources.size(); ++s) {
       const int32_t* ids = sources[s].ids;
       for (int32_t token = 0; token < sources[s].tokens; ++token, ids += top_k) {
@@ -104,12 +103,12 @@ class TileSchedule {
         for (int32_t slot = 0; slot < top_k; ++slot) {
           const int32_t id = ids[slot];
           if (id == -1) continue;
-          if (static_cast<uint32_t>(id) >= experts) {
+          if (id < 0 || id >= experts) {
             return BadRoute{static_cast<int32_t>(s), token, id};
           }
-          const int32_t expert = owned_index[static_cast<size_t>(id)];
+          const int32_t expert = sources[s].owned_index[id];
           if (expert < 0) continue;
-          if (!pulled) rows_.push_back({static_cast<int32_t>(s), token});
+          if (!pulled) rows_.push_back({static_cast<int32_t>(s), token, slot});
           pulled = true;
           slots_.push_back({expert, {static_cast<int32_t>(rows_.size()) - 1, slot}});
           ++ends_[static_cast<size_t>(expert) + 1];

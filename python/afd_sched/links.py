@@ -90,11 +90,21 @@ class CoordinatorLink:
         self.socket.bind(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToCoordinator)
+        self._last: tuple[Message | None, bytes] = (None, b"")
         self.refused = 0
 
     def send(self, identity: bytes, message: Message) -> None:
         """Queues a message to a peer that has connected."""
-        self.socket.send_multipart((identity, self._encoder.encode(message)))
+        payload = self.encode(message)
+        self.socket.send(identity, zmq.SNDMORE)
+        self.socket.send(payload)
+
+    def encode(self, message: Message) -> bytes:
+        """Its bytes; one message to many peers is encoded once, if it is sent without another in
+        between."""
+        if message is not self._last[0]:
+            self._last = message, self._encoder.encode(message)
+        return self._last[1]
 
     def recv(self) -> tuple[bytes, Message] | None:
         """A message that is already here with its sender, or None."""

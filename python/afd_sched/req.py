@@ -28,13 +28,12 @@ class RequestRefused(Exception):
 class Req:
     """``tokens``: the prompt and what was generated before the last admission (int32).
 
-    ``limit``: total tokens, prompt included, at which it ends. ``rank`` and ``slot`` are -1 while
-    it waits.
+    ``limit``: total tokens, prompt included, at which it ends. ``slot``, numbered through all
+    ranks, is -1 while it waits.
     """
 
     uid: int
     tokens: NDArray[np.int32]
     sampling: SamplingParams
     limit: int
-    rank: int = -1
     slot: int = -1

@@ -128,25 +128,31 @@ class Harness:
 
     def check_conservation(self) -> None:
         """Every slot and page of every rank is in exactly one place."""
-        for rank in self.scheduler._ranks:
-            slots = len(rank.running.uid)
-            resident, freeing = set(rank.running.order.tolist()), set(rank._freeing)
-            free = set(rank.table._free)
-            assert len(free) == len(rank.table._free) and len(freeing) == len(rank._freeing)
-            assert resident.isdisjoint(freeing) and free.isdisjoint(resident | freeing)
-            assert resident | freeing | free == set(range(slots))
-            cache = rank.cache
-            held = [int(p) for pieces in cache._held for piece in pieces for p in piece]
-            everywhere = held + cache._stack[: cache.free].tolist()
-            assert sorted(everywhere) == list(range(cache.pages))
-            assert int(cache.held_count.sum()) == len(held)
-            assert not any(cache.held_count[slot] for slot in free)
+        scheduler, slots = self.scheduler, self.config.max_running_requests
+        cache = scheduler._cache
+        freeing = [slot for _, several in scheduler._freeing for slot in several.tolist()]
+        assert len(set(freeing)) == len(freeing)
+        for rank in range(len(self.ranks)):
+            mine = range(rank * slots, (rank + 1) * slots)
+            resident = set(scheduler._running.slots_of(rank).tolist())
+            leaving = {slot for slot in freeing if slot in mine}
+            free = scheduler._table._free[rank]
+            assert len(set(free)) == len(free)
+            assert sorted([*resident, *leaving, *free]) == list(mine)
+            held = [page for slot in mine for page in cache.pages_of(slot).tolist()]
+            everywhere = held + cache._stack[rank, : cache.free[rank]].tolist()
+            assert sorted(everywhere) == list(range(cache.pages[rank]))
+            assert not any(cache.held[slot] for slot in free)
+            assert all(scheduler._by_slot[slot].slot == slot for slot in resident)
+        assert len(scheduler._by_slot) == len(freeing) + int(scheduler._running.count.sum())
 
     def check_pools_are_full(self) -> None:
         """Nothing is left behind once all is done."""
-        for rank in self.scheduler._ranks:
-            assert rank.cache.free == rank.cache.pages
-            assert rank.table.free == len(rank.running.uid)
+        scheduler = self.scheduler
+        assert scheduler._cache.free.tolist() == scheduler._cache.pages.tolist()
+        for rank in range(len(self.ranks)):
+            assert scheduler._table.free(rank) == self.config.max_running_requests
+        assert not (scheduler._by_slot or scheduler._freeing or scheduler._stops._watching)
 
     def check_outputs(self) -> None:
         """What was delivered is what each request generates alone (a prefix, if it was aborted)."""

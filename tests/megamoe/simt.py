@@ -43,7 +43,8 @@ class _Domain(ctypes.Structure):
     _fields_ = [
         ("device_memory", c_void_p),
         *((name, c_int32) for name in ("attention_ranks", "ffn_ranks", "lanes", "max_tokens",
-                                       "hidden", "top_k", "experts", "moe_layers", "wire")),
+                                       "hidden", "top_k", "experts", "moe_layers", "wire",
+                                       "scale_format", "return_mode")),
         ("generation", c_uint64),
     ]  # fmt: skip
 
@@ -56,7 +57,7 @@ def library(path: Path) -> ctypes.CDLL:
     signatures = {
         "probe": [error],
         "raise_abort": [domain, c_int, error],
-        "open_attention": [domain, c_int, c_uint64, c_uint, POINTER(side), error],
+        "open_attention": [domain, c_int, _I32, c_uint64, c_uint, POINTER(side), error],
         "dispatch": [side, c_uint64, c_int, c_int, _F32, c_int64, _I32, _F32, c_int, error],
         "combine": [side, c_int, _F32, c_int64, error],
         "open_ffn": [domain, c_int, _I32, c_int, c_uint64, c_uint, POINTER(side), error],
@@ -83,7 +84,7 @@ class Simt:
         self.domain = _Domain(
             ctypes.addressof(self._view), shape.attention_ranks, shape.ffn_ranks, shape.lanes,
             shape.max_tokens, shape.hidden, shape.top_k, shape.experts, shape.moe_layers,
-            shape.wire.value, generation,
+            shape.wire.value, shape.scale_format.value, shape.return_mode.value, generation,
         )  # fmt: skip
 
     def call(self, name: str, *arguments: object) -> None:
@@ -120,8 +121,8 @@ class SimtAttentionSide:
 
     def __init__(self, simt: Simt, rank: int, deadline_ms: int) -> None:
         self._simt, self._side, self.rank = simt, c_void_p(), rank
-        simt.call("open_attention", byref(simt.domain), rank, deadline_ms * 1_000_000,
-                  simt.threads, byref(self._side))  # fmt: skip
+        simt.call("open_attention", byref(simt.domain), rank, _pointer(simt.shape.owners(), _I32),
+                  deadline_ms * 1_000_000, simt.threads, byref(self._side))  # fmt: skip
 
     def dispatch(self, step: int, layer: int, lane: int, x: F32, ids: NDArray[np.int32],
                  weights: F32) -> None:  # fmt: skip
@@ -140,16 +141,15 @@ class SimtAttentionSide:
 
 
 class SimtFfnSide:
-    """``FfnSide`` on the SIMT target, with the experts that ``owner`` gives it."""
+    """``FfnSide`` on the SIMT target, with the experts that the shape's owners give it."""
 
-    def __init__(self, simt: Simt, rank: int, owner: NDArray[np.int32], weights: Weights,
-                 deadline_ms: int) -> None:  # fmt: skip
+    def __init__(self, simt: Simt, rank: int, weights: Weights, deadline_ms: int) -> None:
         self._simt, self._side, self.rank = simt, c_void_p(), rank
         shape = simt.shape
-        simt.call("open_ffn", byref(simt.domain), rank, _pointer(owner, _I32), shape.width,
+        simt.call("open_ffn", byref(simt.domain), rank, _pointer(shape.owners(), _I32), shape.width,
                   deadline_ms * 1_000_000, simt.threads, byref(self._side))  # fmt: skip
         for layer in range(shape.moe_layers):
-            for e in np.flatnonzero(owner == rank).tolist():
+            for e in shape.held(rank):
                 matrices = (weights.gate[layer, e], weights.up[layer, e], weights.down[layer, e])
                 simt.call("load", self._side, layer, e, *(_pointer(m, _F32) for m in matrices))
 

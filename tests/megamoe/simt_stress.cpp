@@ -60,8 +60,7 @@ class World {
                shape.top_k,
                shape.experts,
                shape.moe_layers,
-               static_cast<int32_t>(shape.wire),
-               0};
+               static_cast<int32_t>(shape.wire), static_cast<int32_t>(shape.scale_format), static_cast<int32_t>(shape.return_mode), 0};
   }
 
   void run(const std::vector<Step>& steps) {
@@ -94,7 +93,7 @@ class World {
   void attend(int rank, const std::vector<Step>& steps) {
     MegamoeSimtError error;
     MegamoeSimtAttention* side = nullptr;
-    check(megamoe_simt_open_attention(&domain_, rank, kDeadline_ns, kThreads, &side, &error),
+    check(megamoe_simt_open_attention(&domain_, rank, owner_table(shape_).data(), kDeadline_ns, kThreads, &side, &error),
           error);
     for (size_t s = 0; s < steps.size(); ++s) {
       const Step& step = steps[s];
@@ -135,13 +134,13 @@ class World {
   void serve(int rank, const std::vector<Step>& steps) {
     MegamoeSimtError error;
     MegamoeSimtFfn* side = nullptr;
-    std::vector<int32_t> owner;
-    for (int e = 0; e < shape_.experts; ++e) owner.push_back(e % shape_.ffn_ranks);
+    const std::vector<int32_t> owner = owner_table(shape_);
     check(megamoe_simt_open_ffn(&domain_, rank, owner.data(), kWidth, kDeadline_ns, kThreads, &side,
                                 &error),
           error);
     for (int layer = 0; layer < shape_.moe_layers; ++layer) {
-      for (int e = rank; e < shape_.experts; e += shape_.ffn_ranks) {
+      for (int e = 0; e < shape_.experts; ++e) {
+        if (!holds(shape_, rank, e)) continue;
         const Matrices& w = weights_[static_cast<size_t>(layer * shape_.experts + e)];
         check(megamoe_simt_load(side, layer, e, w.gate.data(), w.up.data(), w.down.data(), &error),
               error);
@@ -202,7 +201,8 @@ int main(int argc, char** argv) {
   const uint64_t rounds = std::strtoull(argv[2], nullptr, 10);
   for (uint64_t round = 0; round < rounds; ++round) {
     Random random(seed + round);
-    const Shape shape = random_shape(random);
+    Shape shape = random_shape(random);
+    shape.return_mode = static_cast<megamoe::ReturnMode>(below(random, 2));
     std::vector<Step> steps;
     for (int i = 0; i < 3; ++i) steps.push_back(random_step(random, shape));
     try {

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "megamoe/attention_side.h"
@@ -112,10 +113,14 @@ class World {
   void serve(int rank, const std::vector<Step>& steps, Random& random) {
     Pool pool(1 + rank % 2);
     const auto& bank = banks_.ranks[static_cast<size_t>(rank)]->bank();
-    std::vector<int32_t> owner(static_cast<size_t>(shape_.experts));
-    for (int e = 0; e < shape_.experts; ++e) owner[static_cast<size_t>(e)] = e % shape_.ffn_ranks;
+    const std::vector<int32_t> owner = owner_table(shape_);
     domain_->agree_on_owners(owner);
-    megamoe::FfnSide<FfnTarget> side(domain_->memory(), rank, bank.owned_index(shape_.experts),
+    const std::vector<int32_t> held = bank.owned_index(shape_.experts);
+    std::vector<int32_t> index(owner.size(), -1);
+    for (size_t i = 0; i < owner.size(); ++i) {
+      if (owner[i] == rank) index[i] = held[i % held.size()];
+    }
+    megamoe::FfnSide<FfnTarget> side(domain_->memory(), rank, std::move(index),
                                      FfnTarget::Experts(bank, pool), kDeadline_ns);
     for (size_t s = 0; s < steps.size(); ++s) {
       delay(random);

@@ -98,6 +98,24 @@ inline std::vector<float> random_weight(Random& random, int rows, int cols) {
   return weight;
 }
 
+// Experts are dealt to FFN ranks in turn; expert 0 lies on every rank, which share its sources.
+inline int owner_of(const Shape& shape, int attention_rank, int expert) {
+  return (expert == 0 ? attention_rank : expert) % shape.ffn_ranks;
+}
+
+// [attention_ranks][experts]
+inline std::vector<int32_t> owner_table(const Shape& shape) {
+  std::vector<int32_t> table;
+  for (int a = 0; a < shape.attention_ranks; ++a) {
+    for (int e = 0; e < shape.experts; ++e) table.push_back(owner_of(shape, a, e));
+  }
+  return table;
+}
+
+inline bool holds(const Shape& shape, int ffn_rank, int expert) {
+  return expert == 0 || expert % shape.ffn_ranks == ffn_rank;
+}
+
 // The experts of every FFN rank, and all of them for the colocated reference.
 struct Banks {
   std::vector<std::unique_ptr<ColocatedExperts>> ranks;
@@ -111,7 +129,9 @@ struct Banks {
     std::vector<std::vector<int32_t>> owned(static_cast<size_t>(shape.ffn_ranks));
     std::vector<int32_t> every;
     for (int e = 0; e < shape.experts; ++e) {
-      owned[static_cast<size_t>(e % shape.ffn_ranks)].push_back(e);
+      for (int f = 0; f < shape.ffn_ranks; ++f) {
+        if (holds(shape, f, e)) owned[static_cast<size_t>(f)].push_back(e);
+      }
       every.push_back(e);
     }
     for (const auto& ids : owned) ranks.push_back(make(ids));
@@ -121,8 +141,10 @@ struct Banks {
         const auto gate = random_weight(random, kWidth, shape.hidden);
         const auto up = random_weight(random, kWidth, shape.hidden);
         const auto down = random_weight(random, shape.hidden, kWidth);
-        auto& rank = *ranks[static_cast<size_t>(e % shape.ffn_ranks)];
-        rank.bank().load(layer, e, gate.data(), up.data(), down.data());
+        for (int f = 0; f < shape.ffn_ranks; ++f) {
+          if (!holds(shape, f, e)) continue;
+          ranks[static_cast<size_t>(f)]->bank().load(layer, e, gate.data(), up.data(), down.data());
+        }
         all->bank().load(layer, e, gate.data(), up.data(), down.data());
       }
     }

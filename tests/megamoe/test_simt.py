@@ -12,7 +12,7 @@ import pytest
 
 from afd._megamoe import Aborted, BadExpertId, Deadline, HandshakeError, Wire
 from tests.megamoe.native import built
-from tests.megamoe.reference import Weights, assert_matches, moe
+from tests.megamoe.reference import Weights, assert_matches
 from tests.megamoe.simt import SimtAttentionSide, SimtFfnSide, opened
 from tests.megamoe.world import (
     DEADLINE_MS,
@@ -55,7 +55,7 @@ def _world(
             sides += world.attention
         if simt_ffn:
             world.ffn = [
-                SimtFfnSide(simt, f, shape.owners(), weights, deadline_ms)
+                SimtFfnSide(simt, f, weights, deadline_ms)
                 for f in range(shape.ffn_ranks)
             ]
             sides += world.ffn
@@ -74,8 +74,7 @@ def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outp
         for rank, lanes in step.items():
             for routed, out in zip(lanes, outputs[rank], strict=True):
                 for layer in range(shape.moe_layers):
-                    expected, size = moe(weights, layer, routed.x[layer], routed.ids[layer],
-                                         routed.weights[layer], shape.wire)  # fmt: skip
+                    expected, size = shape.expected(weights, layer, rank, routed)
                     assert_matches(out[layer], expected, size, shape.wire)
 
 

@@ -14,7 +14,9 @@ namespace {
 Memory memory_of(const MegamoeSimtDomain& domain) {
   const Shape shape{domain.attention_ranks, domain.ffn_ranks,  domain.lanes,
                     domain.max_tokens,      domain.hidden,     domain.top_k,
-                    domain.experts,         domain.moe_layers, static_cast<Wire>(domain.wire)};
+                    domain.experts,         domain.moe_layers, static_cast<Wire>(domain.wire),
+                    static_cast<ScaleFormat>(domain.scale_format),
+                    static_cast<ReturnMode>(domain.return_mode)};
   return agreed_memory(domain.device_memory, shape, domain.generation);
 }
 
@@ -52,17 +54,6 @@ void check_range(const char* name, int64_t value, int64_t first, int64_t last) {
                               std::to_string(last) + "], is " + std::to_string(value));
 }
 
-// Where each expert lies among those that `rank` owns, or -1.
-std::vector<int32_t> owned_index(const Shape& shape, int rank, const int32_t* owner) {
-  std::vector<int32_t> index(static_cast<size_t>(shape.experts), -1);
-  int32_t owned = 0;
-  for (int e = 0; e < shape.experts; ++e) {
-    check_range("owner", owner[e], 0, shape.ffn_ranks - 1);
-    if (owner[e] == rank) index[static_cast<size_t>(e)] = owned++;
-  }
-  return index;
-}
-
 size_t weight_floats(const Shape& shape, int owned, int width) {
   return 3 * static_cast<size_t>(shape.moe_layers) * static_cast<size_t>(owned) *
          static_cast<size_t>(shape.hidden) * static_cast<size_t>(width);
@@ -76,53 +67,68 @@ struct MegamoeSimtAttention {
   megamoe::simt::Opened<megamoe::simt::Attention> opened;
 };
 
-struct MegamoeSimtFfn {
-  // Constant over the launch, in device memory: the ids owned, each expert's index among them, and
-  // the ranks of the current step.
-  struct Tables {
-    std::vector<int32_t> index;
-    std::vector<int32_t> ids;
+// An FFN rank's constant tables: [owners | owned index | owned ids | ranks of the step] on the device.
+struct OwnedExperts {
+  std::vector<int32_t> owners;  // [attention_ranks][experts]
+  std::vector<int32_t> index;   // the same: where the expert lies among the owned, or -1
+  std::vector<int32_t> ids;     // [owned]
+  std::vector<int32_t> local;   // [experts]: as index, for any attention rank
+  megamoe::simt::DeviceMemory memory;
 
-    Tables(const megamoe::Shape& shape, int rank, const int32_t* owner)
-        : index(megamoe::simt::owned_index(shape, rank, owner)) {
-      for (int e = 0; e < shape.experts; ++e) {
-        if (owner[e] == rank) ids.push_back(e);
-      }
+  OwnedExperts(const megamoe::Shape& shape, int rank, const int32_t* owner)
+      : owners(owner, owner + shape.attention_ranks * shape.experts),
+        index(owners.size(), -1),
+        local(static_cast<size_t>(shape.experts), -1),
+        memory((2 * owners.size() + local.size() + static_cast<size_t>(shape.attention_ranks)) *
+               sizeof(int32_t)) {
+    for (size_t i = 0; i < owners.size(); ++i) {
+      megamoe::simt::check_range("owner", owners[i], 0, shape.ffn_ranks - 1);
+      if (owners[i] == rank) local[i % local.size()] = 0;
     }
-    int owned() const { return static_cast<int>(ids.size()); }
-  };
+    for (size_t e = 0; e < local.size(); ++e) {
+      if (local[e] < 0) continue;
+      local[e] = owned();
+      ids.push_back(static_cast<int32_t>(e));
+    }
+    for (size_t i = 0; i < owners.size(); ++i) {
+      if (owners[i] == rank) index[i] = local[i % local.size()];
+    }
+    megamoe::simt::copy(device_owners(), owners.data(), owners.size() * sizeof(int32_t));
+    megamoe::simt::copy(device_index(), index.data(), index.size() * sizeof(int32_t));
+    megamoe::simt::copy(device_ids(), ids.data(), ids.size() * sizeof(int32_t));
+  }
+  int owned() const { return static_cast<int>(ids.size()); }
+  int32_t* device_owners() const { return reinterpret_cast<int32_t*>(memory.data()); }
+  int32_t* device_index() const { return device_owners() + owners.size(); }
+  int32_t* device_ids() const { return device_index() + owners.size(); }
+  int32_t* device_ranks() const { return device_ids() + local.size(); }
+};
 
+struct MegamoeSimtFfn {
   MegamoeSimtFfn(const megamoe::Memory& memory, int rank, const int32_t* owner, int width,
                  uint64_t deadline_ns, unsigned threads)
       : shape(memory.layout.shape),
-        tables(shape, rank, owner),
-        device_tables((2 * tables.index.size() + static_cast<size_t>(shape.attention_ranks)) *
-                      sizeof(int32_t)),
-        device_weights(sizeof(float) * megamoe::simt::weight_floats(shape, tables.owned(), width)),
+        experts(shape, rank, owner),
+        device_weights(sizeof(float) *
+                       megamoe::simt::weight_floats(shape, experts.owned(), width)),
         weights{reinterpret_cast<float*>(device_weights.data()),
-                index_on_device() + tables.index.size(),
+                experts.device_ids(),
                 shape.moe_layers,
-                tables.owned(),
+                experts.owned(),
                 shape.hidden,
                 width},
         opened(threads, [&](megamoe::simt::Arena& arena, megamoe::simt::Failures failures) {
           const auto rows =
               static_cast<size_t>(shape.attention_ranks) * static_cast<size_t>(shape.max_tokens);
-          return megamoe::simt::Ffn(memory, rank, {index_on_device(), tables.index.size()},
+          return megamoe::simt::Ffn(memory, rank, {experts.device_index(), experts.index.size()},
                                     megamoe::simt::Target::Experts(weights, rows, arena),
                                     deadline_ns, failures, megamoe::simt::Lists{&arena});
         }) {
-    megamoe::simt::copy(index_on_device(), tables.index.data(),
-                        tables.index.size() * sizeof(int32_t));
-    megamoe::simt::copy(weights.ids, tables.ids.data(), tables.ids.size() * sizeof(int32_t));
+    megamoe::simt::agree_on_owners(memory, experts.device_owners(), experts.owners);
   }
 
-  int32_t* index_on_device() const { return reinterpret_cast<int32_t*>(device_tables.data()); }
-  int32_t* ranks_on_device() const { return index_on_device() + 2 * tables.index.size(); }
-
   megamoe::Shape shape;
-  Tables tables;
-  megamoe::simt::DeviceMemory device_tables;
+  OwnedExperts experts;
   megamoe::simt::DeviceMemory device_weights;
   megamoe::simt::Weights weights;
   megamoe::simt::Opened<megamoe::simt::Ffn> opened;
@@ -143,12 +149,18 @@ int megamoe_simt_raise_abort(const MegamoeSimtDomain* domain, int culprit,
   });
 }
 
-int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, uint64_t deadline_ns,
+int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, const int32_t* owner, uint64_t deadline_ns,
                                 unsigned threads, MegamoeSimtAttention** side,
                                 MegamoeSimtError* error) {
   return guarded(error, [&] {
     const megamoe::Memory memory = memory_of(*domain);
     check_range("rank", rank, 0, domain->attention_ranks - 1);
+    const size_t entries = static_cast<size_t>(domain->attention_ranks) *
+                           static_cast<size_t>(domain->experts);
+    const std::vector<int32_t> owners(owner, owner + entries);
+    const DeviceMemory device_owners(entries * sizeof(int32_t));
+    copy(device_owners.data(), owners.data(), entries * sizeof(int32_t));
+    agree_on_owners(memory, reinterpret_cast<const int32_t*>(device_owners.data()), owners);
     *side = new MegamoeSimtAttention{memory.layout.shape,
                                      {threads, [&](Arena&, Failures failures) {
                                         return Attention(memory, rank, deadline_ns, failures);
@@ -200,7 +212,7 @@ int megamoe_simt_load(MegamoeSimtFfn* side, int layer, int expert, const float* 
   return guarded(error, [&] {
     check_range("layer", layer, 0, side->shape.moe_layers - 1);
     check_range("expert", expert, 0, side->shape.experts - 1);
-    const int index = side->tables.index[static_cast<size_t>(expert)];
+    const int index = side->experts.local[static_cast<size_t>(expert)];
     if (index < 0)
       throw std::invalid_argument("expert " + std::to_string(expert) + " is not owned");
     float* to = side->weights.of(layer, index);
@@ -221,8 +233,8 @@ int megamoe_simt_serve(MegamoeSimtFfn* side, uint64_t step, int lanes,
                   side->shape.attention_ranks - 1);
     }
     const auto ranks = static_cast<size_t>(count);
-    copy(side->ranks_on_device(), attention_ranks, ranks * sizeof(int32_t));
-    side->opened.run(ffn_role, FfnCall{step, lanes, {side->ranks_on_device(), ranks}});
+    copy(side->experts.device_ranks(), attention_ranks, ranks * sizeof(int32_t));
+    side->opened.run(ffn_role, FfnCall{step, lanes, {side->experts.device_ranks(), ranks}});
   });
 }
 

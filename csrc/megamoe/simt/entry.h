@@ -33,6 +33,7 @@ typedef struct {
 typedef struct {
   void* device_memory;
   int32_t attention_ranks, ffn_ranks, lanes, max_tokens, hidden, top_k, experts, moe_layers, wire;
+  int32_t scale_format, return_mode;
   uint64_t generation;
 } MegamoeSimtDomain;
 
@@ -45,8 +46,8 @@ MEGAMOE_SIMT_API int megamoe_simt_probe(MegamoeSimtError* error);
 MEGAMOE_SIMT_API int megamoe_simt_raise_abort(const MegamoeSimtDomain* domain, int culprit,
                                               MegamoeSimtError* error);
 
-MEGAMOE_SIMT_API int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank,
-                                                 uint64_t deadline_ns, unsigned threads,
+/* owner [attention_ranks][experts]: the FFN rank that serves each; all sides must say the same. */
+MEGAMOE_SIMT_API int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, const int32_t* owner, uint64_t deadline_ns, unsigned threads,
                                                  MegamoeSimtAttention** side,
                                                  MegamoeSimtError* error);
 /* device_x [tokens][hidden], rows x_stride elements apart; device_ids, device_weights
@@ -60,7 +61,7 @@ MEGAMOE_SIMT_API int megamoe_simt_combine(MegamoeSimtAttention* side, int lane, 
                                           int64_t out_stride, MegamoeSimtError* error);
 MEGAMOE_SIMT_API void megamoe_simt_close_attention(MegamoeSimtAttention* side);
 
-/* owner [experts]: each expert's FFN rank. Experts start as zeros. */
+/* Experts start as zeros. */
 MEGAMOE_SIMT_API int megamoe_simt_open_ffn(const MegamoeSimtDomain* domain, int rank,
                                            const int32_t* owner, int width, uint64_t deadline_ns,
                                            unsigned threads, MegamoeSimtFfn** side,

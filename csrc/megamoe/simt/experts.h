@@ -40,6 +40,7 @@ class Experts {
   MEGAMOE_HOST_DEVICE Experts(const Weights& weights, size_t most_rows, Arena& arena)
       : weights_(weights),
         rows_(arena.take<float>(most_rows * static_cast<size_t>(weights.hidden))),
+        sums_(arena.take<float>(most_rows * static_cast<size_t>(weights.hidden))),
         act_(arena.take<float>(static_cast<size_t>(Schedule::kTileRows) *
                                static_cast<size_t>(weights.width))) {}
 
@@ -48,16 +49,39 @@ class Experts {
 
   // Decodes each needed row once. where(i) gives row i and its scales.
   template <class Where>
-  MEGAMOE_ROLE void pull(Wire wire, int hidden, size_t count, Where&& where) {
-    const auto elements = static_cast<int64_t>(count) * hidden;
-    Target::for_each(elements, [&](int64_t i) {
-      const WireRow row = where(static_cast<size_t>(i / hidden));
-      rows_[i] = Target::decode(wire, row, static_cast<int>(i % hidden));
+  MEGAMOE_ROLE void pull(const Shape& shape, size_t count, Where&& where) {
+    Target::for_each(static_cast<int64_t>(count) * shape.hidden, [&](int64_t i) {
+      const WireRow row = where(static_cast<size_t>(i / shape.hidden));
+      rows_[i] = Target::decode(shape, row, static_cast<int>(i % shape.hidden));
     });
     Target::sync();
   }
 
-  // Calls sink(copy, value, column, 1) for each output element, on any thread.
+  // The return mode that adds up a row's copies: clear, add as compute hands the copies over, return.
+  // A thread keeps its columns throughout. where(i) gives the returned row of row i.
+  MEGAMOE_ROLE void clear_sums(const Shape& shape, size_t count) {
+    Target::for_each(shape.hidden, [&](int64_t column) {
+      for (size_t i = 0; i < count; ++i) *sum(i, column) = 0.0f;
+    });
+  }
+  MEGAMOE_ROLE void add_to_sum(const Shape&, int row, const float* values, float weight, int first,
+                               int columns) {
+    for (int i = 0; i < columns; ++i) {
+      float* total = sum(static_cast<size_t>(row), first + i);
+      *total = *total + values[i] * weight;
+    }
+  }
+  template <class Where>
+  MEGAMOE_ROLE void return_sums(const Shape& shape, size_t count, Where&& where) {
+    Target::for_each(shape.hidden, [&](int64_t column) {
+      for (size_t i = 0; i < count; ++i) {
+        Target::write_back(shape.wire, sum(i, column), 1.0f, 1, static_cast<int>(column), where(i));
+      }
+    });
+  }
+
+  // Calls sink(copy, value, column, 1) for each output element; all of a column on one thread, in
+  // the order of copies.
   template <class Sink>
   MEGAMOE_ROLE void compute(int layer, const Schedule& schedule, Sink&& sink) {
     for (const Tile& tile : schedule.tiles()) {
@@ -69,6 +93,10 @@ class Experts {
   }
 
  private:
+  MEGAMOE_ROLE float* sum(size_t row, int64_t column) const {
+    return sums_ + row * static_cast<size_t>(weights_.hidden) + column;
+  }
+
   // One chain of fused multiply-adds over k, ascending, as the CPU target sums.
   MEGAMOE_ROLE static float dot(const float* x, const float* w, int n) {
     float sum = 0.0f;
@@ -95,15 +123,17 @@ class Experts {
     const int hidden = weights_.hidden;
     const int width = weights_.width;
     const float* down = weights_.of(layer, tile.expert) + 2 * weights_.matrix();
-    Target::for_each(int64_t{tile.rows} * hidden, [&](int64_t i) {
-      const int64_t column = i % hidden;
-      const float value = dot(act_ + i / hidden * width, down + column * width, width);
-      sink(tile.first + static_cast<int32_t>(i / hidden), &value, static_cast<int>(column), 1);
+    Target::for_each(hidden, [&](int64_t column) {
+      for (int32_t r = 0; r < tile.rows; ++r) {
+        const float value = dot(act_ + int64_t{r} * width, down + column * width, width);
+        sink(tile.first + r, &value, static_cast<int>(column), 1);
+      }
     });
   }
 
   Weights weights_;
   float* rows_;  // [most_rows][hidden]
+  float* sums_;  // [most_rows][hidden]
   float* act_;   // [kTileRows][width]
 };
 

@@ -49,6 +49,24 @@ MEGAMOE_KERNEL void ffn_role(Ffn* side, FfnCall call) {
   side->serve(call.step, call.lanes, call.attention_ranks);
 }
 
+// Enters a side's ownership table [attention_ranks][experts], or compares it with the one there.
+struct OwnersAnswer {
+  int different;  // the first entry that differs, or -1
+  int seen;
+};
+
+MEGAMOE_KERNEL void owners_role(Memory memory, const int32_t* owners, OwnersAnswer* answer) {
+  if (!Target::leader()) return;
+  const Shape& shape = memory.layout.shape;
+  *answer = {-1, 0};
+  for (int i = 0; i < shape.attention_ranks * shape.experts; ++i) {
+    const int32_t seen = Target::enter(memory.owner(0)[i], owners[i] + 1);
+    if (seen == 0 || seen == owners[i] + 1) continue;
+    *answer = {i, seen - 1};
+    return;
+  }
+}
+
 // The leader raises the abort word; ranks on the host may sleep on any word.
 MEGAMOE_KERNEL void abort_role(Memory memory, int culprit) {
   if (!Target::leader()) return;

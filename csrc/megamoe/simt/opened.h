@@ -1,7 +1,6 @@
 // Device memory that holds a role between its kernels, and the role's launches.
 #pragma once
 
-#include <cstring>
 #include <vector>
 
 #include "megamoe/handshake.h"
@@ -78,6 +77,21 @@ inline Memory agreed_memory(void* device_memory, const Shape& shape, uint64_t ge
   copy(region, memory.base + layout.handshake.offset, sizeof(region));
   compare_handshake(layout, generation, region);
   return memory;
+}
+
+// `device_owners` [attention_ranks][experts]; throws HandshakeError where another side differs.
+inline void agree_on_owners(const Memory& memory, const int32_t* device_owners,
+                            const std::vector<int32_t>& owners) {
+  const DeviceMemory room(sizeof(OwnersAnswer));
+  auto* device_answer = reinterpret_cast<OwnersAnswer*>(room.data());
+  const Stream stream = open_stream();
+  run_kernel(stream, 1, owners_role, memory, device_owners, device_answer);
+  close_stream(stream);
+  OwnersAnswer answer;
+  copy(&answer, device_answer, sizeof(answer));
+  if (answer.different < 0) return;
+  const auto index = static_cast<size_t>(answer.different);
+  throw_owner_differs(index, memory.layout.shape.experts, owners[index], answer.seen);
 }
 
 }  // namespace megamoe::simt

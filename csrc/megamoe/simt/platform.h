@@ -51,6 +51,13 @@ struct Words {
     uint64_t zero = 0;
     Atomic(value).compare_exchange_strong(zero, next, cuda::memory_order_acq_rel);
   }
+  // 0 becomes `value`; returns what was there before.
+  __device__ static int32_t enter(int32_t& cell, int32_t value) {
+    int32_t seen = 0;
+    cuda::atomic_ref<int32_t, cuda::thread_scope_system>(cell).compare_exchange_strong(
+        seen, value, cuda::memory_order_acq_rel);
+    return seen;
+  }
   __device__ static void wake_if_sleeping(Word&) {}
   __device__ static uint64_t now_ns() {
     const auto now = cuda::std::chrono::system_clock::now().time_since_epoch();
@@ -113,6 +120,11 @@ struct Words {
   }
   static void store_if_zero(uint64_t& value, uint64_t next) {
     cpu::Waiting::store_if_zero(value, next);
+  }
+  static int32_t enter(int32_t& cell, int32_t value) {
+    int32_t seen = 0;
+    std::atomic_ref(cell).compare_exchange_strong(seen, value);
+    return seen;
   }
   static void wake_if_sleeping(Word& word) { cpu::Waiting::wake_if_sleeping(word); }
   static uint64_t now_ns() { return cpu::Waiting::now_ns(); }

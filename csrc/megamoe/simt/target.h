@@ -48,13 +48,13 @@ struct Target : Words {
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) fn(i);
   }
 
-  MEGAMOE_ROLE static void encode_row(Wire wire, const float* x, int hidden, std::byte* row,
-                                      float* scales) {
-    if (wire == Wire::FP8) {
-      for_each(scale_blocks(hidden), [&](int64_t block) {
-        encode_block(x, static_cast<int>(block) * kScaleBlock, hidden, row, scales + block);
-      });
-    } else if (wire == Wire::BF16) {
+  MEGAMOE_ROLE static void encode_row(const Shape& shape, const float* x, std::byte* row,
+                                      std::byte* scales) {
+    const int hidden = shape.hidden;
+    if (shape.wire == Wire::FP8) {
+      for_each(scale_blocks(shape.scale_format, hidden),
+               [&](int64_t block) { encode_block(shape, x, static_cast<int>(block), row, scales); });
+    } else if (shape.wire == Wire::BF16) {
       auto* out = reinterpret_cast<uint16_t*>(row);
       for_each(hidden, [&](int64_t i) { out[i] = bf16_encode(x[i]); });
     } else {
@@ -64,12 +64,13 @@ struct Target : Words {
   }
 
   // Column i of a row as it was published.
-  MEGAMOE_ROLE static float decode(Wire wire, const WireRow& row, int i) {
-    if (wire == Wire::FP8) {
+  MEGAMOE_ROLE static float decode(const Shape& shape, const WireRow& row, int i) {
+    if (shape.wire == Wire::FP8) {
       const float value = e4m3_decode(reinterpret_cast<const uint8_t*>(row.row)[i]);
-      return value * row.scales[i / kScaleBlock];
+      const int block = i / scale_block(shape.scale_format);
+      return value * load_scale(shape.scale_format, row.scales, block);
     }
-    return returned(wire, row.row, i);
+    return returned(shape.wire, row.row, i);
   }
 
   // row[first + i] = values[i] * weight.
@@ -100,18 +101,21 @@ struct Target : Words {
     return bf16_decode(reinterpret_cast<const uint16_t*>(row)[i]);
   }
 
-  MEGAMOE_ROLE static void encode_block(const float* x, int first, int hidden, std::byte* row,
-                                        float* scale) {
-    const int end = first + kScaleBlock < hidden ? first + kScaleBlock : hidden;
+  MEGAMOE_ROLE static void encode_block(const Shape& shape, const float* x, int block,
+                                        std::byte* row, std::byte* scales) {
+    const int first = block * scale_block(shape.scale_format);
+    const int past = first + scale_block(shape.scale_format);
+    const int end = past < shape.hidden ? past : shape.hidden;
     // Magnitudes order as integers; a NaN's would win, so it counts as zero.
     uint32_t largest = 0;
     for (int i = first; i < end; ++i) {
       const uint32_t magnitude = bits_of(x[i]) & 0x7fffffffu;
       if (magnitude <= 0x7f800000u && magnitude > largest) largest = magnitude;
     }
-    *scale = block_scale(float_of(largest));
+    const float scale =
+        store_scale(shape.scale_format, block_scale(float_of(largest)), scales, block);
     for (int i = first; i < end; ++i) {
-      reinterpret_cast<uint8_t*>(row)[i] = e4m3_encode(x[i] / *scale);
+      reinterpret_cast<uint8_t*>(row)[i] = e4m3_encode(x[i] / scale);
     }
   }
 };

@@ -1,0 +1,77 @@
+"""What the workers do not know yet: gathered between plans, told in a rank's next plan."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afd_sched.cache import CacheManager
+from afd_sched.ints import pack_few_int32, pack_int32
+from afd_sched.messages import Admit, StepPlan
+from afd_sched.prefill import Chunks
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+
+class PlanDeltas:
+    """Deltas by rank; slots come numbered through all ranks and leave numbered within theirs."""
+
+    def __init__(self, slots_per_rank: int, cache: CacheManager) -> None:
+        self._slots = slots_per_rank
+        self._cache = cache
+        self._retired: dict[int, list[int]] = {}
+        self._admitted: dict[int, dict[int, Admit]] = {}
+
+    def admit(self, slot: int, admit: Admit) -> None:
+        """A slot enters, with whatever pages it holds when that is told."""
+        self._admitted.setdefault(slot // self._slots, {})[slot] = admit
+
+    def retire(self, slots: list[int]) -> None:
+        """Slots leave; of one that was never announced nothing is said at all."""
+        for slot in slots:
+            rank = slot // self._slots
+            if slot in self._admitted.get(rank, ()):
+                del self._admitted[rank][slot]
+            else:
+                self._retired.setdefault(rank, []).append(slot - rank * self._slots)
+
+    def plans(
+        self,
+        step: int,
+        lanes: int,
+        ranks: list[int],
+        chunks: dict[int, Chunks],
+        grown: tuple[I64, I32],
+    ) -> dict[int, StepPlan]:
+        """The plan of each of ``ranks``, which share one object where nothing changed. ``grown``:
+        slots that got a page in this step, and the pages."""
+        admitted = {r: self._admitted.pop(r, {}) for r in ranks} if self._admitted else {}
+        announced = sorted(slot for slots in admitted.values() for slot in slots)
+        first = self._by_rank(*self._cache.held_pages(np.array(announced, np.int64)))
+        more = self._by_rank(*grown)
+        plans = dict.fromkeys(ranks, StepPlan(step=step, lanes=lanes))
+        for rank in ranks:
+            retired = self._retired.pop(rank, None)
+            entering = admitted.get(rank)
+            if retired or entering or rank in more or rank in chunks:
+                plans[rank] = StepPlan(
+                    step=step,
+                    lanes=lanes,
+                    retired=pack_few_int32(retired) if retired else b"",
+                    admitted=tuple(entering.values()) if entering else (),
+                    pages=first.get(rank, b"") + more.get(rank, b""),
+                    extend=pack_few_int32(chunks[rank].pairs) if rank in chunks else b"",
+                )
+        return plans
+
+    def _by_rank(self, slots: I64, pages: I32) -> dict[int, bytes]:
+        """Pairs of (slot, page) as bytes; slots in ascending order of rank."""
+        if not len(slots):
+            return {}
+        ranks = slots // self._slots
+        data = pack_int32(np.stack([slots - ranks * self._slots, pages], axis=1))
+        starts = np.flatnonzero(np.diff(ranks, prepend=-1))
+        bounds = [8 * at for at in (*starts.tolist(), len(slots))]
+        present = ranks[starts].tolist()
+        return {r: data[bounds[i] : bounds[i + 1]] for i, r in enumerate(present)}
