@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from afd.plan.calibration import FITTED, Calibration, load_calibration, model_key
 from afd.plan.hardware import Hardware
-from afd.plan.replay import benches_for, estimate, recalibrated
+from afd.plan.replay import Benches, benches_for, estimate, recalibrated
 from afd.plan.rows import Row
 
 Vector = NDArray[np.float64]
@@ -44,8 +44,12 @@ def fit_calibration(
     hardware: Hardware,
     kv_bytes_per_element: float = 2.0,
     use_tables: bool = False,
+    benches: Benches | None = None,
 ) -> Calibration:
-    """The global parameters of ``FITTED`` and one dense time per model that has rows."""
+    """The global parameters of ``FITTED`` and one dense time per model that has rows.
+
+    ``benches`` are those of the rows' workloads where the caller has them already.
+    """
     base = load_calibration("tables" if use_tables else "roofline")
     prior = TABLES_PRIOR if use_tables else PRIOR
     free = [name for name in FITTED if not (use_tables and name == "skew_exponent")]
@@ -54,7 +58,9 @@ def fit_calibration(
     start = np.log([g[0] for g in guesses])
     weight = np.array([ROW_ERROR / g[1] for g in guesses])
     measured = np.log([row.implied_step_ms for row in rows])
-    benches = benches_for(rows, hardware, base, kv_bytes_per_element, use_tables)
+    if benches is None:
+        benches = benches_for(rows, hardware, base, kv_bytes_per_element, use_tables)
+    workloads = {row.workload for row in rows}
 
     def unpack(x: Vector) -> Calibration:
         values = [float(v) for v in np.exp(x)]
@@ -64,7 +70,7 @@ def fit_calibration(
 
     def residuals(x: Vector) -> Vector:
         calibration = unpack(x)
-        at = {key: recalibrated(bench, calibration) for key, bench in benches.items()}
+        at = {key: recalibrated(benches[key], calibration) for key in workloads}
         steps = [estimate(at[row.workload], row).step_ms for row in rows]
         return np.concatenate([np.log(steps) - measured, weight * (x - start)])
 

@@ -54,10 +54,10 @@ def _with_calibration(kernels: KernelTimes, calibration: Calibration) -> KernelT
 
 
 def estimate(bench: Bench, row: Row) -> Estimate:
-    """The layout a row measured; AFD rows ran two lanes wherever the batch can be split."""
+    """The layout a row measured."""
     if row.system == "colocated":
         return colocated(bench, row.expert_parallel, row.batch)
     return disaggregated(
-        bench, row.attention_nodes, row.ffn_nodes, row.batch, lanes=2 if row.batch > 1 else 1,
-        expert_parallel=row.expert_parallel,
+        bench, row.attention_nodes, row.ffn_nodes, row.batch, row.lanes,
+        expert_parallel=row.expert_parallel or None,
     )  # fmt: skip

@@ -91,7 +91,7 @@ def _leave_one_out(
         kept = [row for row in rows if row.workload != workload]
         if not kept:
             continue
-        fitted = fit_calibration(kept, hardware, kv_bytes_per_element, use_tables)
+        fitted = fit_calibration(kept, hardware, kv_bytes_per_element, use_tables, benches)
         bench = recalibrated(benches[workload], fitted)
         left = [row for row in rows if row.workload == workload]
         out += [_compared(row, estimate(bench, row)) for row in left]
