@@ -37,7 +37,7 @@ from afd.plan.search import (
 )
 from afd.plan.tables import load_tables, tables_installed
 from afd.plan.text import ESTIMATE_HEADER, estimate_row, table, terms
-from afd.plan.validate import split_rows, validate
+from afd.plan.validate import split_rows, validate, validate_rows
 
 Answer = tuple[dict[str, Any], str, list[Chart]]
 
@@ -326,13 +326,13 @@ def _calibrate(options: argparse.Namespace) -> Answer:
     rows, flagged = split_rows(read_rows(options.csv), hardware, options.kv_bytes)
     if not rows:
         raise PlanError(f"{options.csv}: every row is impossible: {flagged[0]['reason']}")
-    fitted = fit_calibration(
-        rows, hardware, options.kv_bytes, _tables_wanted(options.kernels, None, hardware)
-    )
+    use_tables = _tables_wanted(options.kernels, None, hardware)
+    fitted = fit_calibration(rows, hardware, options.kv_bytes, use_tables)
     data = {**asdict(fitted), "dense_us": dict(fitted.dense_us)}
     plain = [f"{k} = {json.dumps(v)}" for k, v in data.items() if k != "dense_us"]
     dense = [f'"{k}" = {v}' for k, v in fitted.dense_us.items()]
-    return data, "\n".join([*plain, "", "[dense_us]", *dense]), []
+    fit = validate_rows(rows, hardware, fitted, options.kv_bytes, use_tables)
+    return data, "\n".join([*plain, "", "[dense_us]", *dense]), draw.validate_charts(fit)
 
 
 def _fidelity(options: argparse.Namespace) -> Answer:
@@ -372,7 +372,11 @@ def _measure(options: argparse.Namespace) -> Answer:
         f"\n\nwrote {options.out}; use it with `afd-plan recommend --model {options.model} "
         f"--hardware cpu --measurements {options.out}`"
     )
-    return {"model": model.name, "out": str(options.out), "points": points}, text, []
+    return (
+        {"model": model.name, "out": str(options.out), "points": points},
+        text,
+        draw.measure_charts(points),
+    )
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], Answer]] = {

@@ -13,7 +13,7 @@ from afd.plan.fit import fit_calibration
 from afd.plan.hardware import Hardware
 from afd.plan.layouts import Estimate
 from afd.plan.model_spec import load_model
-from afd.plan.replay import Benches, benches_for, estimate, recalibrated
+from afd.plan.replay import benches_for, estimate, recalibrated
 from afd.plan.rows import Row, impossible_because, read_rows
 
 
@@ -53,16 +53,31 @@ def validate(
 ) -> dict[str, Any]:
     """Errors of predicted throughput, row by row and in sum; flagged rows are left out."""
     possible, flagged = split_rows(read_rows(path), hardware, kv_bytes_per_element)
-    benches = benches_for(possible, hardware, calibration, kv_bytes_per_element, use_tables)
-    out = [_compared(row, estimate(benches[row.workload], row)) for row in possible]
-    result: dict[str, Any] = {"rows": out, **errors_summary([r["error"] for r in out])}
-    for system in ("afd", "colocated"):
-        result[system] = errors_summary([r["error"] for r in out if r["system"] == system])
+    result = validate_rows(possible, hardware, calibration, kv_bytes_per_element, use_tables)
     result["flagged"] = flagged
     if leave_one_out:
         result["leave_one_workload_out"] = _leave_one_out(
-            possible, benches, hardware, kv_bytes_per_element, use_tables
+            possible, hardware, kv_bytes_per_element, use_tables
         )
+    return result
+
+
+def validate_rows(
+    rows: list[Row],
+    hardware: Hardware,
+    calibration: Calibration | None,
+    kv_bytes_per_element: float,
+    use_tables: bool,
+) -> dict[str, Any]:
+    """Errors of rows that are all possible: each, over all, and by system."""
+    benches = benches_for(rows, hardware, calibration, kv_bytes_per_element, use_tables)
+    return _summary([_compared(row, estimate(benches[row.workload], row)) for row in rows])
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {"rows": rows, **errors_summary([r["error"] for r in rows])}
+    for system in ("afd", "colocated"):
+        result[system] = errors_summary([r["error"] for r in rows if r["system"] == system])
     return result
 
 
@@ -79,13 +94,10 @@ def _compared(row: Row, got: Estimate) -> dict[str, Any]:
 
 
 def _leave_one_out(
-    rows: list[Row],
-    benches: Benches,
-    hardware: Hardware,
-    kv_bytes_per_element: float,
-    use_tables: bool,
+    rows: list[Row], hardware: Hardware, kv_bytes_per_element: float, use_tables: bool
 ) -> dict[str, Any]:
     """Refits without each (model, context) in turn and predicts the rows that were left out."""
+    benches = benches_for(rows, hardware, None, kv_bytes_per_element, use_tables)
     out = []
     for workload in sorted({row.workload for row in rows}):
         kept = [row for row in rows if row.workload != workload]
@@ -95,8 +107,4 @@ def _leave_one_out(
         bench = recalibrated(benches[workload], fitted)
         left = [row for row in rows if row.workload == workload]
         out += [_compared(row, estimate(bench, row)) for row in left]
-    summary: dict[str, Any] = errors_summary([r["error"] for r in out])
-    for system in ("afd", "colocated"):
-        summary[system] = errors_summary([r["error"] for r in out if r["system"] == system])
-    summary["rows"] = out
-    return summary
+    return _summary(out)
