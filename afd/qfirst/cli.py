@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from afd.errors import AfdError
+from afd.qfirst.commands import account, schedule
 
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (account, schedule)
 
 
 def parser() -> argparse.ArgumentParser:
