@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from afd.errors import AfdError
-from afd.qfirst.commands import account, diagnose, schedule
+from afd.qfirst.commands import account, convert, diagnose, report, schedule, train
 
-COMMANDS: tuple[ModuleType, ...] = (account, diagnose, schedule)
+COMMANDS: tuple[ModuleType, ...] = (account, convert, diagnose, report, schedule, train)
 
 
 def parser() -> argparse.ArgumentParser:
