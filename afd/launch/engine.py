@@ -6,11 +6,13 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from afd.errors import EngineDeadError, LaunchError
 from afd.launch.children import Child, Children
@@ -54,6 +56,7 @@ class Launch:
         self._children = Children()
         self._link: FrontendLink | None = None
         self._listener: Listener | None = None
+        self._coordinator_process: Child | None = None
         self._dead: EngineDeadError | None = None
         self._next_uid = 0
         self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
@@ -68,7 +71,7 @@ class Launch:
 
     # ------------------------------------------------------------------------------- requests
 
-    def submit(self, input_ids: list[int], sampling: SamplingParams) -> int:
+    def submit(self, input_ids: Sequence[int] | NDArray[np.int32], sampling: SamplingParams) -> int:
         """Starts a request; returns its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling))
@@ -89,19 +92,23 @@ class Launch:
 
     def stats(self) -> dict[str, float]:
         """Counters of the coordinator; to be asked for when no request is open."""
-        self._send(GetStats())
+        self.ask_stats()
         while not isinstance(event := self.poll(None), Stats):
             pass
         return event.values
+
+    def ask_stats(self, restart: bool = False) -> None:
+        """Has a Stats come out of ``poll``; then the step times may ``restart``."""
+        self._send(GetStats(restart))
 
     # ------------------------------------------------------------------------------- life
 
     def close(self) -> None:
         """Ends every process and frees the memory; may be called again, or half-way up."""
         if self._link is not None:
-            if self._dead is None:
+            if not any(child is self._coordinator_process for child in self._children.ended()):
                 self._link.send(Stop())
-            else:
+            if self._dead is not None:
                 self._crew.raise_abort(-1 if self._dead.rank is None else self._dead.rank)
         self._children.end(_STOP_GRACE_S if self._link is not None else 0.0)
         if self._link is not None:
@@ -119,7 +126,7 @@ class Launch:
         self._listener = listener = listen(crew.engine.host, self._folder)
         names = [FRONTEND, *map(worker_identity, range(crew.topology.ranks))]
         coordinator_keys, keys = launch_keys(names) if listener.is_tcp else (None, {})
-        self._children.start(
+        self._coordinator_process = self._children.start(
             "the coordinator",
             "afd_sched",
             msgspec.json.encode(self._coordinator(listener, coordinator_keys)),

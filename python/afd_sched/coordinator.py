@@ -165,9 +165,15 @@ class Coordinator:
             case Abort() if self._loop is not None:
                 self._loop.abort(message)
             case GetStats() if self._loop is not None:
-                self._link.send(FRONTEND, Stats(self._loop.values() | self._link.values()))
+                self._link.send(FRONTEND, Stats(self._values(self._loop)))
+                if message.restart:
+                    self._loop.statistics.restart()
             case _:
                 self._refuse(FRONTEND, message)
+
+    def _values(self, loop: StepLoop) -> dict[str, float]:
+        own = {"clock_ms": time.monotonic() * 1000, "cpu_ms": time.process_time() * 1000}
+        return loop.values() | self._link.values() | own
 
     def _from_worker(self, identity: bytes, message: Message) -> None:
         rank = getattr(message, "rank", -1)

@@ -68,7 +68,9 @@ class RankLost(Message, frozen=True):
 
 
 class GetStats(Message, frozen=True):
-    """Front end -> coordinator: send one Stats."""
+    """Front end -> coordinator: send one Stats, then ``restart`` the step times."""
+
+    restart: bool = False
 
 
 # ----------------------------------------------------------------- coordinator -> front end
