@@ -43,6 +43,13 @@ class WireType(Enum):
     FP32 = "fp32"
 
 
+class ReturnMode(Enum):
+    """What comes back from the experts: a row per top-k slot, or one per token and FFN rank."""
+
+    SLOT = "slot"
+    REDUCED = "reduced"
+
+
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of a launch: attention ranks 0 .. A-1, then FFN ranks A .. A+F-1."""
 
@@ -81,6 +88,7 @@ class BoundaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_lanes: int
     max_lane_tokens: int
     deadline_ms: int
+    return_mode: ReturnMode = ReturnMode.SLOT
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +138,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers_per_node: int = 1
     num_lanes: int = 2
     wire: WireType = WireType.FP8
+    return_mode: ReturnMode = ReturnMode.SLOT
     dtype: DtypeChoice = DtypeChoice.AUTO
     max_running_requests: int = 64
     chunked_prefill_size: int = 512

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afd import __version__
-from afd.config import DtypeChoice, EngineConfig, WireType
+from afd.config import DtypeChoice, EngineConfig, ReturnMode, WireType
 from afd.errors import ConfigError
 from afd.llm import engine_config
 
@@ -39,6 +39,11 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine").add_argument
     add("--num-lanes", type=int, help="microbatches in flight, 1 to 4 (default 2)")
     add("--wire", choices=[w.value for w in WireType], help="boundary format (default fp8)")
+    add(
+        "--return-mode",
+        choices=[r.value for r in ReturnMode],
+        help="rows back: one per top-k slot, or per token and FFN rank (default slot)",
+    )
     add("--dtype", choices=[d.value for d in DtypeChoice], help="weights and KV (default auto)")
     add("--max-running-requests", type=int, help="per attention rank (default 64)")
     add("--chunked-prefill-size", type=int, help="prompt tokens per rank and step (default 512)")

@@ -120,7 +120,8 @@ class Stats(Message, frozen=True):
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):
     """A request enters a slot. ``tokens`` (int32 bytes) are its prompt and, after a retraction,
-    what it had generated."""
+    what it had generated; the pages of the first ``cached_tokens`` are full already, and the slot
+    begins after them."""
 
     slot: int
     uid: int
@@ -129,6 +130,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     top_p: float
     top_k: int
     seed: int
+    cached_tokens: int = 0
 
 
 class StepPlan(Message, frozen=True):

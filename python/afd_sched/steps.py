@@ -95,6 +95,7 @@ class StepLoop:
                 yield from self._publish(bundle, now_ms)
                 progressed = True
             if not progressed:
+                self.scheduler.tidy()
                 return
 
     def _complete(self, step: _Step) -> bool:
