@@ -19,6 +19,7 @@ from afd.launch.children import Child, Children
 from afd.launch.crew import Crew, Meeting, Workers
 from afd.launch.listen import Listener, listen
 from afd.launch.resolve import ResolvedConfig
+from afd.launch.timeline import COORDINATOR, Timeline
 from afd_sched.coordinator import CoordinatorConfig
 from afd_sched.links import FRONTEND, FrontendLink, worker_identity
 from afd_sched.messages import (
@@ -58,6 +59,7 @@ class Launch:
         self._listener: Listener | None = None
         self._coordinator_process: Child | None = None
         self._dead: EngineDeadError | None = None
+        self._timeline = Timeline(crew.engine, crew.topology)
         self._next_uid = 0
         self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
         try:
@@ -104,7 +106,8 @@ class Launch:
     # ------------------------------------------------------------------------------- life
 
     def close(self) -> None:
-        """Ends every process and frees the memory; may be called again, or half-way up."""
+        """Ends every process, frees the memory and writes the timeline; may be called again, or
+        half-way up."""
         if self._link is not None:
             if not any(child is self._coordinator_process for child in self._children.ended()):
                 self._link.send(Stop())
@@ -120,6 +123,7 @@ class Launch:
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._dead is None:
             self._dead = EngineDeadError("the engine is closed")
+        self._timeline.write()
 
     def _start(self) -> None:
         crew = self._crew
@@ -130,10 +134,10 @@ class Launch:
             "the coordinator",
             "afd_sched",
             msgspec.json.encode(self._coordinator(listener, coordinator_keys)),
-            [listener.fd] if listener.is_tcp else [],
+            ([listener.fd] if listener.is_tcp else []) + [*self._timeline.fds((COORDINATOR,))],
         )
         listener.close()
-        meeting = Meeting(listener.endpoint, keys, self._children.lifeline_fd)
+        meeting = Meeting(listener.endpoint, keys, self._children.lifeline_fd, self._timeline)
         for process in crew.processes(meeting):
             self._children.start(
                 process.name, process.module, process.config, process.fds, process.rank
@@ -152,6 +156,7 @@ class Launch:
             start_timeout_s=engine.start_timeout_s,
             log_level=engine.log_level,
             lifeline_fd=self._children.lifeline_fd,
+            timeline_fd=self._timeline.fd(COORDINATOR),
         )
 
     def _await_start(self) -> Started:

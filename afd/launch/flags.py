@@ -63,6 +63,8 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--host", help="control plane over TCP on this address, encrypted (default: a local folder)"
     )
+    add("--timeline", metavar="FILE", help="write a trace of every rank, for Perfetto, at the end")
+    add("--measurements", metavar="FILE", help="write measured times for afd-plan at the end")
     add("--start-timeout-s", type=float, help="seconds until every rank must be ready")
     add("--step-timeout-s", type=float, help="seconds a rank may wait for another in a step")
     add("--log-level", choices=["debug", "info", "warning", "error"])

@@ -20,6 +20,7 @@ from afd.worker.loop import Seat, StepExecutor, WrongPlanError, serve
 from afd_sched.links import WorkerLink
 from afd_sched.messages import PROTOCOL_VERSION, Hello, Ready, WorkerFailed
 from afd_sched.replica import PlanError, SlotTable
+from afd_sched.spans import Recorder
 
 
 def _seats(config: HostConfig, context: zmq.Context[zmq.Socket[bytes]]) -> list[Seat]:
@@ -46,6 +47,10 @@ def _seats(config: HostConfig, context: zmq.Context[zmq.Socket[bytes]]) -> list[
             executor = SimulatedAttention(rank, table, model, times)
         link.send(Hello(PROTOCOL_VERSION, role.value, rank, os.getpid()))
         link.send(Ready(rank, simulation.pages if role is Role.ATTENTION else 0))
+        if rank in config.timeline_fds:
+            from afd.worker.watched_steps import WatchedExecutor
+
+            executor = WatchedExecutor(executor, Recorder(config.timeline_fds[rank]))
         seats.append(Seat(link, executor))
     return seats
 

@@ -31,10 +31,12 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds ``ranks``; ``keys`` by rank, empty on a local path."""
+    """A process that holds ``ranks``; ``keys`` by rank, none on a local path;
+    ``timeline_fds`` by rank, none without a timeline."""
 
     simulation: Simulation
     ranks: tuple[int, ...]
     endpoint: str
     keys: dict[int, PeerKeys]
     lifeline_fd: int
+    timeline_fds: dict[int, int]

@@ -38,9 +38,11 @@ class SimulatedWorkers:
                 endpoint=meeting.endpoint,
                 keys={r: k for r in own if (k := meeting.keys_of(r)) is not None},
                 lifeline_fd=meeting.lifeline_fd,
+                timeline_fds={r: fd for r in own if (fd := meeting.timeline.fd(r)) >= 0},
             )
+            fds = meeting.timeline.fds(own)
             name = f"the process of {len(own)} simulated ranks from {first}"
-            yield Process(name, "afd.simulate", msgspec.json.encode(config), (), None)
+            yield Process(name, "afd.simulate", msgspec.json.encode(config), fds, None)
 
     def raise_abort(self, rank: int) -> None:
         """See Crew; simulated ranks wait for nobody."""

@@ -117,6 +117,7 @@ class WorkerLink(_Dealer[ToWorker]):
         keys: PeerKeys | None = None,
         shared: zmq.Context[Any] | None = None,
     ) -> None:
+        self.rank = rank
         super().__init__(endpoint, worker_identity(rank), ToWorker, keys, shared)
 
 
