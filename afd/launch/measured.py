@@ -2,8 +2,8 @@
 
 Only steps without a prompt token count. Terms (docs/planner.md): ``attention`` is the sweep over
 the cache, ``dense`` the rest of a layer's attention and the router, ``dispatch`` and ``combine`` a
-rank's own work at the boundary (without the wait), ``experts`` an FFN rank's tiles, ``head`` readout
-and sampling. Medians of each batch and context.
+rank's own work at the boundary (without the wait), ``experts`` an FFN rank's tiles, ``head`` the
+readout and sampling. Medians of each batch and context.
 """
 
 from __future__ import annotations
