@@ -65,7 +65,7 @@ def test_a_step_time_is_taken_as_it_is(tmp_path: Path) -> None:
     [
         ("[service]\nstep = 25", "unknown field `step`"),
         ("[service]\nta_us = 25", "needs step_ms above 0, or ta_us, te_us and tc_us"),
-        ("[service", "cannot read as TOML"),
+        ("[service", "is not TOML"),
         ("", "field 'name' is missing"),
     ],
 )
