@@ -54,12 +54,12 @@ class Launch:
     def __init__(self, crew: Crew) -> None:
         """Raises LaunchError naming what failed or is missing; then nothing is left running."""
         self._crew = crew
+        self._timeline = Timeline(crew.engine, crew.topology)
         self._children = Children()
         self._link: FrontendLink | None = None
         self._listener: Listener | None = None
         self._coordinator_process: Child | None = None
         self._dead: EngineDeadError | None = None
-        self._timeline = Timeline(crew.engine, crew.topology)
         self._next_uid = 0
         self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
         try:
