@@ -146,8 +146,8 @@ class Run:
         for _ in range(count):
             tokens = int(self._random.integers(_PROMPT_TOKENS, _PROMPT_TOKENS + PAGE_SIZE))
             ids = pack_int32(self._random.integers(2, 150_000, tokens, np.int32))
-    XX
-            new = int(self._random.integers(2, round(2 / _CHURN))) if self._churn else 10**6
+            # Uniform lengths keep the ends per step constant; a slot is idle for two steps.
+            new = int(self._random.integers(2, round(2 / _CHURN) - 6)) if self._churn else 10**6
             message = Generate(self._uid, ids, SamplingParams(max_new_tokens=new))
             self._uid += 1
             rejected = self._clock.timed("arrive", list, self._loop.generate(message))

@@ -5,16 +5,20 @@ no object per request or per rank.
     prompt   tokens known at admission: below it a slot extends, from it on it decodes
     room     positions that the slot's pages hold
     end      rows after which nothing is left to run: the row at end - 1 samples the last token
+
+Slots that are not resident sort behind all others: their uid counts as LAST_UID, which none has.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
 _NEVER = np.iinfo(np.int32).max
-_NO_UID = np.iinfo(np.int64).max
+LAST_UID: Final = 2**63 - 1
 
 
 class RowOrder:
@@ -57,7 +61,7 @@ class DecodeManager:
         self.end = np.full(total, _NEVER, np.int32)
         self.count = np.zeros(ranks, np.int64)
         self.decoding = np.zeros(ranks, np.int64)
-        self._key = np.full((ranks, slots), _NO_UID, np.int64)
+        self._key = np.full((ranks, slots), LAST_UID, np.int64)
         self._sorted = np.tile(np.arange(slots), (ranks, 1))
         self._changed: set[int] = set(range(ranks))
         self._order = RowOrder(np.zeros(0, np.int64), self.uid)
@@ -103,7 +107,7 @@ class DecodeManager:
         self.decoding -= np.bincount(leaving, minlength=len(self.count))
         self.advance[slots] = 0
         self.room[slots] = self.end[slots] = _NEVER
-        self._key.reshape(-1)[slots] = _NO_UID
+        self._key.reshape(-1)[slots] = LAST_UID
         self._changed.update(ranks.tolist())
 
     @property

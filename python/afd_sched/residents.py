@@ -87,6 +87,10 @@ class Residents:
             return []
         return self.tree.match(tokens, len(tokens) - TOKEN_BYTES)
 
+    def known_tokens(self, tokens: bytes) -> int:
+        """How many of a request's first tokens some rank has in its prefix cache."""
+        return sum(len(node.key) for node in self.match(tokens)) // TOKEN_BYTES
+
     def enter(self, req: Req, rank: int, path: Sequence[Node]) -> int:
         """Takes a slot and the cached pages of ``path``; returns the number of these. ``settle``
         completes the admissions of a plan."""

@@ -17,11 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from afd_sched.admission import Admission
-from afd_sched.decode import RowOrder
+from afd_sched.admission import Admission, AdmissionLimits
+from afd_sched.decode import LAST_UID, RowOrder
 from afd_sched.deltas import PlanDeltas
 from afd_sched.ints import pack_int32
 from afd_sched.messages import FfnStep, SamplingParams, StepPlan
+from afd_sched.policy import SchedulePolicy
 from afd_sched.prefill import Deal, PrefillManager
 from afd_sched.req import FinishReason, Req, RequestRefused
 from afd_sched.residents import Residents
@@ -34,7 +35,8 @@ _NO_PAGES = np.zeros(0, np.int32)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """``max_running_requests`` and ``chunked_prefill_size`` (tokens) are per attention rank."""
+    """``max_running_requests`` and ``chunked_prefill_size`` (tokens) are per attention rank;
+    ``max_queued_requests`` counts those that no free slot awaits, None for any number."""
 
     attention_ranks: int
     ffn_ranks: int
@@ -46,6 +48,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     overlap: bool
     radix_cache: bool = True
+    schedule_policy: SchedulePolicy = SchedulePolicy.FCFS
+    max_queued_requests: int | None = None
+    priority_scheduling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,14 @@ class Scheduler:
         self._prefill = PrefillManager(config.chunked_prefill_size, slots)
         self._stops = StopTokens(ranks * slots)
         self._deltas = PlanDeltas(slots, self._cache)
+        limits = AdmissionLimits(
+            total_tokens=self.max_total_tokens,
+            queued_requests=config.max_queued_requests,
+            priorities=config.priority_scheduling,
+            policy=config.schedule_policy,
+        )
         self._admission = Admission(
-            self._residents, self._prefill, self._stops, self._deltas, self.max_total_tokens
+            self._residents, self._prefill, self._stops, self._deltas, limits
         )
         self._reqs: dict[int, Req] = {}
         # With the last step that may name them.
@@ -156,11 +167,15 @@ class Scheduler:
         """Requests that hold a slot."""
         return len(self._reqs) - self.waiting
 
-    def add(self, uid: int, input_ids: I32, sampling: SamplingParams) -> None:
-        """Queues a request; raises RequestRefused if it can never run."""
+    def add(self, uid: int, input_ids: I32, sampling: SamplingParams, priority: int = 0) -> None:
+        """Queues a request; raises RequestRefused if it can never run, or not now."""
         if uid in self._reqs:
             raise RequestRefused(f"request {uid} is already open")
-        self._reqs[uid] = self._admission.request(uid, input_ids, sampling, self._next_step)
+        if not 0 <= uid < LAST_UID:
+            raise RequestRefused(f"request ids are from 0 to {LAST_UID - 1}, not {uid}")
+        self._reqs[uid] = self._admission.request(
+            uid, input_ids, sampling, priority, self._next_step
+        )
 
     def abort(self, uid: int) -> None:
         """Ends a request wherever it is; an unknown uid is ignored."""

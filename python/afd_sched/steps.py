@@ -57,7 +57,8 @@ class StepLoop:
     def generate(self, message: Generate) -> Iterator[Outgoing]:
         """Queues a request, or rejects it."""
         try:
-            self.scheduler.add(message.uid, unpack_int32(message.input_ids), message.sampling)
+            ids = unpack_int32(message.input_ids)
+            self.scheduler.add(message.uid, ids, message.sampling, message.priority)
         except (RequestRefused, ValueError) as error:
             yield None, Rejected(message.uid, str(error))
 
@@ -140,4 +141,5 @@ class StepLoop:
             "running": self.scheduler.running,
             "waiting": self.scheduler.waiting,
             "retractions": self.scheduler.retractions,
+            "cache_hit_rate": self.scheduler.cache_hit_rate,
         }
