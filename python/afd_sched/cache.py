@@ -83,6 +83,13 @@ class CacheManager:
         """The slots hold nothing any more; ``give_back`` says which pages are free for it."""
         self.held[slots] = 0
 
+    def reset(self, rank: int) -> None:
+        """All pages of a rank are free, and its slots hold none."""
+        pages = int(self.pages[rank])
+        self._stack[rank, :pages] = np.arange(pages - 1, -1, -1)
+        self.free[rank] = pages
+        self.held[rank * self._slots : (rank + 1) * self._slots] = 0
+
     def give_back(self, ranks: Sequence[int], pages: Sequence[I32]) -> None:
         """Frees pages that no step in flight names; ``ranks`` ascend, one per array of pages."""
         owners = np.repeat(ranks, [len(some) for some in pages])

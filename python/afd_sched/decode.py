@@ -24,10 +24,14 @@ LAST_UID: Final = 2**63 - 1
 class RowOrder:
     """Slots in the order of a step's rows: by rank, then by uid. Immutable."""
 
-    def __init__(self, slots: I64, uid: I64) -> None:
+    def __init__(self, slots: I64, uids: I64) -> None:
         self.slots = slots
-        self.uids = uid[slots]
+        self.uids = uids
         self._by_uid: I64 | None = None
+
+    def only(self, rows: I64 | NDArray[np.bool_]) -> RowOrder:
+        """Some of the rows, by index or mask."""
+        return RowOrder(self.slots[rows], self.uids[rows])
 
     @property
     def by_uid(self) -> I64:
@@ -64,7 +68,7 @@ class DecodeManager:
         self._key = np.full((ranks, slots), LAST_UID, np.int64)
         self._sorted = np.tile(np.arange(slots), (ranks, 1))
         self._changed: set[int] = set(range(ranks))
-        self._order = RowOrder(np.zeros(0, np.int64), self.uid)
+        self._order = RowOrder(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def enter(self, slots: I64, uids: I64, tokens: I64, limits: I64, ignore_eos: I64) -> None:
         """Requests of ``tokens`` known tokens, at most ``limits`` in all, take slots; their ``fed``
@@ -119,7 +123,8 @@ class DecodeManager:
             slots = np.argsort(self._key[rows], axis=1)
             self._sorted[rows] = slots + (rows * self._slots)[:, None]
             taken = np.arange(self._slots) < self.count[:, None]
-            self._order = RowOrder(self._sorted[taken], self.uid)
+            slots = self._sorted[taken]
+            self._order = RowOrder(slots, self.uid[slots])
         return self._order
 
     def slots_of(self, rank: int) -> I64:

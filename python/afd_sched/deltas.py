@@ -36,6 +36,11 @@ class PlanDeltas:
             else:
                 self._retired.setdefault(rank, []).append(slot - rank * self._slots)
 
+    def forget(self, rank: int) -> None:
+        """The rank's worker is gone, and with it the table that the deltas were for."""
+        self._retired.pop(rank, None)
+        self._admitted.pop(rank, None)
+
     def plans(
         self,
         step: int,

@@ -179,6 +179,20 @@ class RadixCache:
                 self._drop(rank, holding)
         return given
 
+    def forget(self, rank: int) -> None:
+        """A rank has lost all that it held, locked or not."""
+        self._leaves[rank].clear()
+        self.evictable[rank] = 0
+        below = [self.root]
+        for node in below:
+            below += node.children.values()
+        # Leaves first, so that a node that nobody holds has no children when it goes.
+        for node in reversed(below):
+            node.holdings.pop(rank, None)
+            if not node.holdings and node.parent is not None:
+                del node.parent.children[node.key[: self._page_bytes]]
+                self.nodes -= 1
+
     def _drop(self, rank: int, holding: Holding) -> None:
         node = holding.node
         self.evictable[rank] -= len(holding.pages)

@@ -142,6 +142,30 @@ class Residents:
         if missing > 0 and (given := self.tree.evict(rank, missing + self._slots)):
             self.cache.give_back([rank] * len(given), given)
 
+    # ------------------------------------------------------------------------------- losing
+
+    def lose(self, rank: int) -> None:
+        """Empties a rank whose worker is gone, with its pages and its prefix cache; it takes no
+        request until ``restore``."""
+        resident = self.running.slots_of(rank)
+        if len(resident):
+            self.running.retire(resident)
+        mine = range(rank * self._slots, (rank + 1) * self._slots)
+        for slot in mine:
+            self.by_slot.pop(slot, None)
+        self._prompts = [(slot, r) for slot, r in self._prompts if slot not in mine]
+        self._left = [left for left in self._left if left.rank != rank]
+        self._freeing = deque(
+            (last, slots[slots // self._slots != rank]) for last, slots in self._freeing
+        )
+        self.tree.forget(rank)
+        self.cache.reset(rank)
+        self.table.close(rank)
+
+    def restore(self, rank: int) -> None:
+        """The rank has a new worker, which knows nothing."""
+        self.table.reopen(rank)
+
     # ------------------------------------------------------------------------------- running
 
     def remember(self, slots: Sequence[int]) -> None:
@@ -218,6 +242,8 @@ class Residents:
         the prefix cache on, their pages come with the next ``tidy``."""
         while self._freeing and self._freeing[0][0] <= committed:
             slots = self._freeing.popleft()[1]
+            if not len(slots):
+                continue
             counts = self.cache.held[slots]
             pages = np.split(self.cache.held_pages(slots)[1], np.cumsum(counts)[:-1])
             if self._radix:

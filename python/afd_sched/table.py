@@ -26,6 +26,16 @@ class TableManager:
         self.all_free -= 1
         return heappop(self._free[rank])
 
+    def close(self, rank: int) -> None:
+        """The rank has no slots any more, free or taken, until ``reopen``."""
+        self.all_free -= len(self._free[rank])
+        self._free[rank] = []
+
+    def reopen(self, rank: int) -> None:
+        """All slots of the rank are free."""
+        self._free[rank] = list(range(rank * self.slots, (rank + 1) * self.slots))
+        self.all_free += self.slots
+
     def give_back(self, slot: int) -> None:
         """Returns a slot that no step in flight names."""
         self.all_free += 1

@@ -19,10 +19,9 @@ class Harness:
     def __init__(self, config: SchedulerConfig, pages_per_rank: list[int]) -> None:
         self.config = config
         self.scheduler = Scheduler(config, pages_per_rank)
-        self.ranks = [
-            FakeRank(config.max_running_requests, pages, config.page_size, config.context_length)
-            for pages in pages_per_rank
-        ]
+        self._pages_per_rank = pages_per_rank
+        self.ranks = [self._worker(rank) for rank in range(len(pages_per_rank))]
+        self.lost: set[int] = set()
         self.bundles: list[StepBundle] = []
         self.results: dict[int, dict[int, NDArray[np.int32]]] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -32,10 +31,14 @@ class Harness:
         self.aborted: set[int] = set()
         self._last_step = -1
 
-    def add(self, prompt: list[int], sampling: SamplingParams) -> int:
+    def _worker(self, rank: int) -> FakeRank:
+        config, pages = self.config, self._pages_per_rank[rank]
+        return FakeRank(config.max_running_requests, pages, config.page_size, config.context_length)
+
+    def add(self, prompt: list[int], sampling: SamplingParams, priority: int = 0) -> int:
         """A request with the next uid."""
         uid = len(self.prompts)
-        self.scheduler.add(uid, np.array(prompt, np.int32), sampling)
+        self.scheduler.add(uid, np.array(prompt, np.int32), sampling, priority)
         self.prompts[uid], self.samplings[uid], self.delivered[uid] = prompt, sampling, []
         return uid
 
@@ -77,6 +80,27 @@ class Harness:
             assert worker.max_rows <= (
                 self.config.max_running_requests + self.config.chunked_prefill_size
             )
+
+    def replay_rank(self, rank: int) -> None:
+        """The rank runs its latest step once more, as it does when an FFN rank was lost in it."""
+        worker = self.ranks[rank]
+        if worker.ran is not None:
+            assert worker.replay().tolist() == worker.ran[1].tolist()
+
+    def lose_rank(self, rank: int) -> None:
+        """The rank's worker dies with all it knows; the steps in flight go on without it."""
+        self.scheduler.lose(rank)
+        self.lost.add(rank)
+        self.ranks[rank] = self._worker(rank)
+        for bundle in self.bundles:
+            bundle.plans.pop(rank, None)
+            self.results[bundle.step].pop(rank, None)
+
+    def restore_rank(self, rank: int) -> None:
+        """A new worker takes a lost rank's place."""
+        if rank in self.lost:
+            self.lost.remove(rank)
+            self.scheduler.restore(rank)
 
     def commit(self) -> TokenBatch | None:
         """Commits the oldest step if all its ranks have run."""
@@ -142,7 +166,8 @@ class Harness:
             leaving = {slot for slot in freeing if slot in mine}
             free = residents.table._free[rank]
             assert len(set(free)) == len(free)
-            assert sorted([*resident, *leaving, *free]) == list(mine)
+            in_use = sorted([*resident, *leaving, *free])
+            assert in_use == ([] if rank in self.lost else list(mine))
             held = [
                 page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
             ]

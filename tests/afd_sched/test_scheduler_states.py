@@ -1,4 +1,5 @@
-"""The scheduler under random arrivals, aborts, stops and tiny page pools, in any interleaving."""
+"""The scheduler under random arrivals, aborts, stops, priorities, lost and replaying workers and
+tiny page pools, in any interleaving."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from afd_sched.messages import SamplingParams
+from afd_sched.policy import SchedulePolicy
 from afd_sched.scheduler import SchedulerConfig
 from tests.afd_sched.fleet import EOS, VOCAB
 from tests.afd_sched.harness import Harness
@@ -23,6 +25,8 @@ CONFIGS = st.builds(
     eos_token_ids=st.just(EOS),
     overlap=st.booleans(),
     radix_cache=st.booleans(),
+    schedule_policy=st.sampled_from(SchedulePolicy),
+    priority_scheduling=st.just(True),
 )
 
 
@@ -44,9 +48,12 @@ class SchedulerStates(RuleBasedStateMachine):
         data=st.data(),
         new=st.integers(1, 30),
         ignore_eos=st.booleans(),
+        priority=st.integers(-2, 2),
         stop_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
     )
-    def arrive(self, data: st.DataObject, new: int, ignore_eos: bool, stop_ids: list[int]) -> None:
+    def arrive(
+        self, data: st.DataObject, new: int, ignore_eos: bool, priority: int, stop_ids: list[int]
+    ) -> None:
         longest = min(self.harness.scheduler.max_total_tokens - 1, 14)
         prompt = self._known(data) if data.draw(st.booleans()) else []
         prompt += data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=longest))
@@ -57,7 +64,7 @@ class SchedulerStates(RuleBasedStateMachine):
             ignore_eos=ignore_eos,
             stop_token_ids=tuple(stop_ids),
         )
-        self.harness.add(prompt, sampling)
+        self.harness.add(prompt, sampling, priority)
 
     def _known(self, data: st.DataObject) -> list[int]:
         """What an earlier request said and heard so far, up to any point."""
@@ -85,6 +92,20 @@ class SchedulerStates(RuleBasedStateMachine):
     def commit(self) -> None:
         self.harness.commit()
 
+    @rule(rank=st.integers(0, 2))
+    def replay(self, rank: int) -> None:
+        if rank < len(self.harness.ranks):
+            self.harness.replay_rank(rank)
+
+    @rule(rank=st.integers(0, 2))
+    def lose(self, rank: int) -> None:
+        if rank < len(self.harness.ranks) and rank not in self.harness.lost:
+            self.harness.lose_rank(rank)
+
+    @rule(rank=st.integers(0, 2))
+    def restore(self, rank: int) -> None:
+        self.harness.restore_rank(rank)
+
     @rule()
     def tidy(self) -> None:
         self.harness.scheduler.tidy()
@@ -102,6 +123,8 @@ class SchedulerStates(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
+            for rank in range(len(self.harness.ranks)):
+                self.harness.restore_rank(rank)
             self.harness.drain()
             self.harness.check_pools_are_full()
             self.harness.check_outputs()
