@@ -18,12 +18,20 @@ class StepOrderError(Exception):
     """plan or commit was called out of order, or with other ranks' results."""
 
 
-class BadResult(Exception):
-    """A rank returned what its plan cannot give; ``rank`` is its number."""
+class RunFailed(Exception):
+    """The run cannot go on; ``rank`` is the culprit's number, -1 if there is none."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class BadResult(RunFailed):
+    """A rank returned what its plan cannot give."""
+
+
+class StepsExhausted(RunFailed):
+    """The next step's number is one that the data plane cannot tell from another run's."""
 
 
 @dataclass(frozen=True, slots=True)

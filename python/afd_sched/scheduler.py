@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,7 +22,8 @@ from afd_sched.admission import Admission, AdmissionLimits
 from afd_sched.decode import LAST_UID
 from afd_sched.deltas import PlanDeltas
 from afd_sched.flight import BadResult as BadResult
-from afd_sched.flight import Planned
+from afd_sched.flight import Planned, StepsExhausted
+from afd_sched.flight import RunFailed as RunFailed
 from afd_sched.flight import StepOrderError as StepOrderError
 from afd_sched.ints import pack_int32
 from afd_sched.messages import FfnStep, SamplingParams, StepPlan
@@ -33,6 +35,8 @@ from afd_sched.stops import StopTokens
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+# A run's sequence numbers, step x MoE layers + layer, have 40 bits; 128 layers leave this many.
+STEP_LIMIT: Final = 2**33
 _ORDER = attrgetter("order")
 _NO_PAGES = np.zeros(0, np.int32)
 
@@ -54,6 +58,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     schedule_policy: SchedulePolicy = SchedulePolicy.FCFS
     max_queued_requests: int | None = None
     priority_scheduling: bool = False
+    first_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,8 @@ class Scheduler:
         # With the last step that may name them.
         self._retracted: dict[int, tuple[int, Req]] = {}
         self._in_flight: deque[Planned] = deque()
-        self._next_step = 0
-        self._committed = -1
+        self._next_step = config.first_step
+        self._committed = config.first_step - 1
         self.retractions = 0
 
     @property
@@ -179,9 +184,11 @@ class Scheduler:
 
     def plan(self) -> StepBundle | None:
         """The next step, or None if no rank has a row to run; raises StepOrderError if too many
-        steps are in flight."""
+        steps are in flight, StepsExhausted after ``STEP_LIMIT`` steps."""
         if not self.may_plan:
             raise StepOrderError(f"step {self._in_flight[0].step} must be committed first")
+        if self._next_step >= STEP_LIMIT:
+            raise StepsExhausted(-1, f"step {self._next_step} is out of range; restart the engine")
         spent = self._running.spent()
         if len(spent):
             self._retire(spent)

@@ -16,7 +16,9 @@ from tests.afd_sched.trees import check_tree
 class Harness:
     """Moves: ``add``, ``abort``, ``plan``, ``run_rank``, ``commit``; ``drain`` runs to the end."""
 
-    def __init__(self, config: SchedulerConfig, pages_per_rank: list[int]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pages_per_rank: list[int], first_uid: int = 0
+    ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, pages_per_rank)
         self._pages_per_rank = pages_per_rank
@@ -29,7 +31,8 @@ class Harness:
         self.delivered: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.aborted: set[int] = set()
-        self._last_step = -1
+        self._first_uid = first_uid
+        self._last_step = config.first_step - 1
 
     def _worker(self, rank: int) -> FakeRank:
         config, pages = self.config, self._pages_per_rank[rank]
@@ -37,7 +40,7 @@ class Harness:
 
     def add(self, prompt: list[int], sampling: SamplingParams, priority: int = 0) -> int:
         """A request with the next uid."""
-        uid = len(self.prompts)
+        uid = self._first_uid + len(self.prompts)
         self.scheduler.add(uid, np.array(prompt, np.int32), sampling, priority)
         self.prompts[uid], self.samplings[uid], self.delivered[uid] = prompt, sampling, []
         return uid
