@@ -139,7 +139,9 @@ class Harness:
             planned = True
         for rank in range(len(self.ranks)):
             self.run_rank(rank)
-        return self.commit() is not None or planned
+        committed = self.commit() is not None
+        self.scheduler.tidy()
+        return committed or planned
 
     def drain(self, most_steps: int = 20_000) -> None:
         """Runs until no request is open; more than ``most_steps`` moves is starvation."""
