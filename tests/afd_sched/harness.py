@@ -177,7 +177,8 @@ class Harness:
                 page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
             ]
             for left in residents._left:
-                held += left.pages.tolist() if left.rank == rank else []
+                owners = np.repeat(left.slots // slots, left.counts)
+                held += left.pages[owners == rank].tolist()
             own = [page for page in held if page not in cached[rank]]
             everywhere = own + list(cached[rank]) + cache._stack[rank, : cache.free[rank]].tolist()
             assert sorted(everywhere) == list(range(cache.pages[rank]))

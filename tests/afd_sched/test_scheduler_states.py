@@ -3,7 +3,7 @@ tiny page pools, in any interleaving."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -56,7 +56,8 @@ class SchedulerStates(RuleBasedStateMachine):
     ) -> None:
         longest = min(self.harness.scheduler.max_total_tokens - 1, 14)
         prompt = self._known(data) if data.draw(st.booleans()) else []
-        prompt += data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=longest))
+        least = 0 if prompt else 1
+        prompt += data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=least, max_size=longest))
         prompt = prompt[-longest:] if data.draw(st.booleans()) else prompt[:longest]
         sampling = SamplingParams(
             max_new_tokens=new,
@@ -128,6 +129,8 @@ class SchedulerStates(RuleBasedStateMachine):
             self.harness.drain()
             self.harness.check_pools_are_full()
             self.harness.check_outputs()
+            event(f"prefix cache was used: {self.harness.scheduler.cache_hit_rate > 0}")
+            event(f"requests were retracted: {self.harness.scheduler.retractions > 0}")
 
 
 TestSchedulerStates = SchedulerStates.TestCase
