@@ -119,6 +119,11 @@ class RadixCache:
                 self._queue(rank, holding)
             node = node.parent
 
+    def holds_next(self, node: Node, tokens: bytes, at: int, rank: int) -> bool:
+        """Whether ``rank`` holds the page of ``tokens`` that follows ``node``."""
+        child = node.children.get(tokens[at : at + self._page_bytes])
+        return child is not None and rank in child.holdings
+
     def insert(
         self, node: Node, tokens: bytes, at: int, end: int, pages: I32, rank: int, now: int
     ) -> tuple[Node, list[I32]]:

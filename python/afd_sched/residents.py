@@ -27,8 +27,8 @@ I64 = NDArray[np.int64]
 @dataclass(slots=True)
 class Resident:
     """A request in a slot. ``tokens``: its tokens at admission, int32 bytes. Its first
-    ``depth`` pages are the prefix cache's down to ``node``, or, where that had them already, the
-    slot's own doubles (``spare``)."""
+    ``depth`` pages are the prefix cache's, down to ``node``; once it has left, some of these may
+    be doubles of what the cache had already (``spare``)."""
 
     req: Req
     tokens: bytes
@@ -200,13 +200,20 @@ class Residents:
         for slot, resident in self._prompts:
             # Whoever has left since is among the others.
             if self.by_slot.get(slot) is resident:
-                whole = len(resident.tokens) // (TOKEN_BYTES * self._page_size)
-                held = self.cache.pages_of(slot, 0, whole)
-                self._insert(resident, slot // self._slots, resident.tokens, held, now)
+                self._remember(slot, resident, now)
         self._prompts.clear()
         for left in self._left:
             self._leave(left, now)
         self._left.clear()
+
+    def _remember(self, slot: int, resident: Resident, now: int) -> None:
+        tokens, rank = resident.tokens, slot // self._slots
+        pages = len(tokens) // (TOKEN_BYTES * self._page_size)
+        at = resident.depth * TOKEN_BYTES * self._page_size
+        # Another request was faster: to use its pages beside the doubles that the slot has would
+        # keep both from being freed, and could leave too few pages for a request to run alone.
+        if not self.tree.holds_next(resident.node, tokens, at, rank):
+            self._insert(resident, rank, tokens, self.cache.pages_of(slot, 0, pages), now)
 
     def _leave(self, left: Left, now: int) -> None:
         """Leaves to the prefix cache all whole pages that requests have filled, and frees the
