@@ -101,16 +101,18 @@ class Admission:
         placement = Placement(residents)
         entered: list[int] = []
         for req in in_order(self._limits.policy, self.queue, residents, now):
+            count = req.count
             path = residents.match(req.tokens)
-            chosen = placement.choose(req.count, path)
+            chosen = placement.choose(count, path)
             if chosen is None:
                 break
             rank, nodes = chosen
-            cached = residents.enter(req, rank, path[:nodes])
-            placement.take(rank, residents.cache.pages_for(req.count) - cached)
+            path = path[:nodes]
+            cached = residents.enter(req, rank, path)
+            placement.take(rank, residents.cache.pages_for(count) - cached, path)
             entered.append(req.slot)
             self.queue.remove(req)
-            self._announce(req, cached * self._page_size)
+            self._announce(req, count, cached * self._page_size)
         if entered:
             residents.settle(entered, now)
         elif residents.untidy:
@@ -118,10 +120,11 @@ class Admission:
             residents.tidy(now)
             self.admit(now)
 
-    def _announce(self, req: Req, cached: int) -> None:
-        sampling, slot, count = req.sampling, req.slot, req.count
+    def _announce(self, req: Req, count: int, cached: int) -> None:
+        sampling, slot = req.sampling, req.slot
         self._prefill.add(req, count - cached)
-        self._stops.watch(slot, sampling.stop_token_ids)
+        if sampling.stop_token_ids:
+            self._stops.watch(slot, sampling.stop_token_ids)
         self.prompt_tokens += count
         self.cached_tokens += cached
         admit = Admit(

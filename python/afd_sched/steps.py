@@ -116,8 +116,11 @@ class StepLoop:
         batch = self.scheduler.commit(
             bundle.step, {rank: _tokens(r) for rank, r in step.attention.items()}
         )
-        for result in step.attention.values():
-            self.statistics.wire(result.bytes_out, result.bytes_back)
+        results = step.attention.values()
+        self.statistics.wire(
+            sum([result.bytes_out for result in results]),
+            sum([result.bytes_back for result in results]),
+        )
         ffn_waits = [result.wait_us for result in step.ffn.values()]
         waits = [result.wait_us for result in step.attention.values()]
         self.statistics.step(
