@@ -21,6 +21,20 @@ _NEVER = np.iinfo(np.int32).max
 LAST_UID: Final = 2**63 - 1
 
 
+def _argsort(uids: I64) -> I64:
+    """Indices that sort different ``uids``. Sorting uid and index as one number takes half the
+    time of np.argsort; both fit unless the uids lie very far apart."""
+    if not len(uids):
+        return np.zeros(0, np.int64)
+    bits = len(uids).bit_length()
+    first = int(uids.min())
+    if (int(uids.max()) - first) >> (63 - bits):
+        return np.argsort(uids)
+    packed = np.sort(((uids - first) << bits) | np.arange(len(uids)))
+    indices: I64 = packed & ((1 << bits) - 1)
+    return indices
+
+
 class RowOrder:
     """Slots in the order of a step's rows: by rank, then by uid. Immutable."""
 
@@ -37,7 +51,7 @@ class RowOrder:
     def by_uid(self) -> I64:
         """Indices that sort the rows of all ranks by uid; a steady batch sorts once."""
         if self._by_uid is None:
-            self._by_uid = np.argsort(self.uids)
+            self._by_uid = _argsort(self.uids)
         return self._by_uid
 
 
