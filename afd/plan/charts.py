@@ -97,7 +97,7 @@ def fidelity_charts(result: dict[str, Any]) -> list[Chart]:
     """Differences of the ledger's entries that are reachable, clipped to ±50 %."""
     rows = [r for r in result["rows"] if r["difference"] is not None and r["difference"] != 0]
     rows = sorted(rows, key=lambda r: -abs(r["difference"]))[:25]
-    x = tuple(r["name"][:32] for r in rows)
+    x = tuple(r["name"][:56] for r in rows)
     y = tuple(min(50.0, 100 * abs(r["difference"])) for r in rows)
     return [Chart("Largest differences from the references", "", "per cent (clipped at 50)",
                   (Series("difference", x, y),), "bar")]  # fmt: skip

@@ -22,7 +22,11 @@ from afd.plan.fit import fit_calibration
 from afd.plan.hardware import Hardware, load_hardware
 from afd.plan.layouts import Bench, Estimate, Workload, disaggregated
 from afd.plan.measurements import FIELDS, write_measurements
-from afd.plan.memory import attention_batch, colocated_batch
+from afd.plan.memory import (
+    attention_batch,
+    require_batch_fits,
+    require_ffn_fits,
+)
 from afd.plan.model_spec import ModelSpec, load_model
 from afd.plan.pipeline import conditions
 from afd.plan.plots import Chart
@@ -33,6 +37,7 @@ from afd.plan.search import (
     Recommendation,
     colocated_layouts,
     recommend,
+    smallest_colocated,
     sweep,
 )
 from afd.plan.tables import load_tables, tables_installed
@@ -62,6 +67,10 @@ def _calibration(path: Path | None) -> Calibration | None:
     unknown = sorted(set(table_) - set(Calibration.__dataclass_fields__))
     if unknown:
         raise PlanError(f"{path}: unknown field {unknown[0]!r}")
+    for key, value in table_.items():
+        wanted = {"source": str, "dense_us": dict}.get(key, (int, float))
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise PlanError(f"{path}: field {key!r} has the wrong type: {value!r}")
     return replace(base, **table_)
 
 
@@ -112,6 +121,21 @@ def limits_from(options: argparse.Namespace, bench: Bench) -> Limits:
     cuts = tuple(Cut) if "all" in options.cut else tuple(Cut(c) for c in options.cut)
     return Limits(gpus, options.slo_tpot_ms, tuple(options.lanes), cuts,
                   options.survive_node_loss)  # fmt: skip
+
+
+def _require_fits(bench: Bench, limits: Limits, ratio: tuple[int, int], cut: Cut,
+                  batch: int | None = None) -> None:  # fmt: skip
+    """Raises where M:N takes more GPUs than allowed or a side's memory does not hold its part."""
+    m, n = ratio
+    gpus = (m + n) * bench.hardware.gpus_per_node
+    if gpus > limits.gpus:
+        raise PlanError(f"{m}:{n} takes {gpus} GPUs and {limits.gpus} are allowed")
+    ffn_gpus = n * bench.hardware.gpus_per_node
+    require_ffn_fits(bench.model, bench.hardware, cut, ffn_gpus, bench.rule)
+    if batch is not None:
+        load = bench.workload
+        require_batch_fits(bench.model, bench.hardware, cut, load.context_tokens,
+                           load.kv_bytes_per_element, batch)  # fmt: skip
 
 
 def _recommend(options: argparse.Namespace) -> Answer:
@@ -193,6 +217,9 @@ def _sweep(options: argparse.Namespace) -> Answer:
     bench = bench_from(options)
     limits = limits_from(options, bench)
     ratios = options.ratios or _default_ratios(limits, bench)
+    for asked in ratios:
+        for cut in limits.cuts:
+            _require_fits(bench, limits, asked, cut)
     rows = sweep(bench, ratios, options.context, limits)
     header = ("context", "M:N", "cut", "lanes", "batch/GPU", "step ms", "tok/s/GPU", "vs best "
               "colocated", "regime")  # fmt: skip
@@ -214,6 +241,7 @@ def _explain(options: argparse.Namespace) -> Answer:
         bench.model, bench.hardware, cut, options.context[0], options.kv_bytes, bench.rule
     )
     if options.ratio:
+        _require_fits(bench, limits, options.ratio, cut, batch)
         lanes = 2 if 2 in limits.lanes else limits.lanes[0]
         afd = disaggregated(
             bench, options.ratio[0], options.ratio[1], batch, min(lanes, batch), cut
@@ -273,10 +301,8 @@ def _project(options: argparse.Namespace) -> Answer:
         model = load_model(name)
         for context in options.context:
             bench = make_bench(model, hardware, Workload(context, options.kv_bytes))
-            batch = options.batch or colocated_batch(
-                model, hardware, 4, context, options.kv_bytes, bench.rule
-            )
-            items.append(project(bench, rubin, lpx, 4, batch, options.racks))
+            ranks, batch = smallest_colocated(bench)
+            items.append(project(bench, rubin, lpx, ranks, options.batch or batch, options.racks))
     header = ("model", "context", "MoE only", "dense+MoE", "batch x", "LPX MoE ms", "Rubin FMHA ms",
               "Rubin dense ms", "wire MB (once)", "verdict")  # fmt: skip
     body = [

@@ -95,11 +95,25 @@ def load_model(name: str) -> ModelSpec:
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
-    if path.name.endswith(".json") and path.is_file():
-        return from_hf_config(json.loads(path.read_text(encoding="utf-8")), path.parent.name)
+        if not path.is_file():
+            raise PlanError(f"model {name}: this folder has no config.json")
+    if path.name.endswith(".json"):
+        return from_hf_config(_read_json(path), path.parent.name)
     key = canonical_name(name)
     table = load("models", "model", key)
     return from_hf_config(table, take(table, "name", f"model {key}"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path}: cannot read: {error.strerror}") from error
+    except ValueError as error:
+        raise PlanError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise PlanError(f"{path}: must hold a JSON object")
+    return value
 
 
 def canonical_name(name: str) -> str:
@@ -116,6 +130,15 @@ def canonical_name(name: str) -> str:
 
 def from_hf_config(config: dict[str, Any], name: str) -> ModelSpec:
     """Reads the fields of a Transformers ``config.json``; the shipped files use the same names."""
+    try:
+        return _from_fields(config, name)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, PlanError):
+            raise
+        raise PlanError(f"model {name}: a field has the wrong type: {error}") from error
+
+
+def _from_fields(config: dict[str, Any], name: str) -> ModelSpec:
     if isinstance(config.get("text_config"), dict):
         config = {**config, **config["text_config"]}
     where = f"model {name}"
@@ -154,6 +177,9 @@ def from_hf_config(config: dict[str, Any], name: str) -> ModelSpec:
         spec = replace(
             spec, windowed_layers=sliding, window_tokens=int(take(config, "sliding_window", where))
         )
+    for field in ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "expert_width"):
+        if getattr(spec, field) < 1:
+            raise PlanError(f"{where}: {field} must be at least 1, not {getattr(spec, field)}")
     if spec.experts_per_token < 1 or spec.experts_per_token > spec.experts:
         raise PlanError(f"{where}: experts per token must lie between 1 and {spec.experts}")
     return spec

@@ -55,6 +55,8 @@ def source_of(e: Estimate, name: str) -> str:
         return e.sources[name]
     if name in ("T_a",):
         return "T_FMHA + T_dense"
+    if name == "dense moved":
+        return e.sources["T_dense"]
     if name in ("period", "exposed"):
         return "pipeline model"
     if name in ("dispatch", "combine"):
