@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         data, text, charts = commands.COMMANDS[options.command](options)
         if options.plot is not None:
-            from afd.plan.plots import save
+            from afd.plan.output.plots import save
 
             save(charts, options.plot)
     except PlanError as error:

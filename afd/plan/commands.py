@@ -10,28 +10,27 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from afd.plan import charts as draw
 from afd.plan.bench import make_bench
-from afd.plan.calibration import Calibration, load_calibration
-from afd.plan.cpu import free_memory_bytes
 from afd.plan.cuts import Cut
 from afd.plan.data import load
 from afd.plan.errors import PlanError
-from afd.plan.fidelity import ledger
-from afd.plan.fit import fit_calibration
 from afd.plan.hardware import Hardware, load_hardware
 from afd.plan.layouts import Bench, Estimate, Workload, disaggregated
-from afd.plan.measurements import FIELDS, write_measurements
+from afd.plan.ledger.entries import ledger
+from afd.plan.measured.fit import fit_calibration
+from afd.plan.measured.rows import read_rows
+from afd.plan.measured.validate import split_rows, validate, validate_rows
 from afd.plan.memory import (
     attention_batch,
     require_batch_fits,
     require_ffn_fits,
 )
 from afd.plan.model_spec import ModelSpec, load_model
+from afd.plan.output import charts as draw
+from afd.plan.output.plots import Chart
+from afd.plan.output.text import ESTIMATE_HEADER, estimate_row, table, terms
 from afd.plan.pipeline import conditions
-from afd.plan.plots import Chart
 from afd.plan.project import project
-from afd.plan.rows import read_rows
 from afd.plan.search import (
     Limits,
     Recommendation,
@@ -40,9 +39,10 @@ from afd.plan.search import (
     smallest_colocated,
     sweep,
 )
-from afd.plan.tables import load_tables, tables_installed
-from afd.plan.text import ESTIMATE_HEADER, estimate_row, table, terms
-from afd.plan.validate import split_rows, validate, validate_rows
+from afd.plan.times.calibration import Calibration, load_calibration
+from afd.plan.times.cpu import free_memory_bytes
+from afd.plan.times.measurements import FIELDS, write_measurements
+from afd.plan.times.tables import load_tables, tables_installed
 
 Answer = tuple[dict[str, Any], str, list[Chart]]
 
@@ -374,14 +374,14 @@ def _fidelity(options: argparse.Namespace) -> Answer:
 
 
 def _report(options: argparse.Namespace) -> Answer:
-    from afd.plan.report_page import build
+    from afd.plan.output.report_page import build
 
     return build(options)
 
 
 def _measure(options: argparse.Namespace) -> Answer:
     try:
-        from afd.plan.measure import Sizes, measure
+        from afd.plan.times.measure import Sizes, measure
     except ImportError as error:
         raise PlanError(f"the compiled extension is missing, build it first: {error}") from error
     cores = len(os.sched_getaffinity(0))

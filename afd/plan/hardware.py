@@ -46,7 +46,7 @@ class Hardware:
 def load_hardware(name: str) -> Hardware:
     """A shipped profile by name (``gb200`` …), a TOML by path, or ``cpu``: measured now."""
     if name.lower() == "cpu":
-        from afd.plan.cpu import measure_cpu
+        from afd.plan.times.cpu import measure_cpu
 
         return measure_cpu()
     table = load("hardware", "hardware", name.lower() if not name.endswith(".toml") else name)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from afd.plan.calibration import Calibration
 from afd.plan.cuts import (
     Cut,
     attention_dense_share,
     bytes_back_per_token_layer,
     bytes_out_per_token_layer,
 )
-from afd.plan.experts import fused_us, staged_us, unfused_period_us
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, link_transfer
 from afd.plan.memory import DEFAULT_RULE, MemoryRule
 from afd.plan.model_spec import ModelSpec
 from afd.plan.pipeline import conditions, lane_period_us, step_us, tokens_per_s_per_gpu
 from afd.plan.skew import busiest_rank_factor, measured_rank_factor, slowest_rank_factor
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.experts import fused_us, staged_us, unfused_period_us
+from afd.plan.times.kernels import KernelTimes, link_transfer
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from afd.plan.bench import make_bench
-from afd.plan.calibration import load_calibration
 from afd.plan.errors import RowError
 from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Workload, colocated, disaggregated
-from afd.plan.measurements import read_measurements
+from afd.plan.measured.rows import read_rows
+from afd.plan.measured.validate import validate
 from afd.plan.model_spec import load_model
-from afd.plan.rows import read_rows
 from afd.plan.search import Limits, recommend
-from afd.plan.tables import tables_installed
-from afd.plan.validate import validate
+from afd.plan.times.calibration import load_calibration
+from afd.plan.times.measurements import read_measurements
+from afd.plan.times.tables import tables_installed
 
 CSV = Path(__file__).parent / "data" / "gb200_measured.csv"
 HEADER = CSV.read_text().splitlines()[0]

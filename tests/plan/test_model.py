@@ -15,7 +15,6 @@ from afd.plan.cuts import Cut
 from afd.plan.data import names
 from afd.plan.errors import DoesNotFitError, PlanError, UnknownNameError
 from afd.plan.hardware import load_hardware
-from afd.plan.kernels import last_wave_factor
 from afd.plan.layouts import Bench, Workload, colocated, disaggregated
 from afd.plan.memory import attention_batch, batch_expansion, colocated_batch, require_ffn_fits
 from afd.plan.model_spec import load_model
@@ -28,6 +27,7 @@ from afd.plan.pipeline import (
     tokens_per_s_per_gpu,
 )
 from afd.plan.skew import busiest_rank_factor, measured_rank_factor, slowest_rank_factor
+from afd.plan.times.kernels import last_wave_factor
 
 QWEN, MINIMAX = "qwen3-235b-a22b", "minimax-m2.5"
 TIMES = st.floats(1.0, 1e4)

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from afd.plan.bench import make_bench
-from afd.plan.calibration import Calibration
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Roofline
 from afd.plan.layouts import Bench, Estimate, Workload, colocated, disaggregated
-from afd.plan.measurements import Measured
+from afd.plan.measured.rows import Row
 from afd.plan.model_spec import load_model
-from afd.plan.rows import Row
-from afd.plan.tables import TableTimes
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.kernels import KernelTimes, Roofline
+from afd.plan.times.measurements import Measured
+from afd.plan.times.tables import TableTimes
 
 Benches = dict[tuple[str, float], Bench]
 

@@ -6,16 +6,16 @@ import argparse
 from importlib.util import find_spec
 from typing import Any
 
-from afd.plan import charts as draw
 from afd.plan import commands
 from afd.plan.errors import ExtraMissingError
-from afd.plan.fidelity import ledger
 from afd.plan.layouts import Bench, Estimate
-from afd.plan.plots import Chart
-from afd.plan.report import page, table_html
+from afd.plan.ledger.entries import ledger
+from afd.plan.output import charts as draw
+from afd.plan.output.plots import Chart
+from afd.plan.output.report import page, table_html
+from afd.plan.output.text import ESTIMATE_HEADER, estimate_row
 from afd.plan.search import Limits, recommend, sweep
 from afd.plan.sensitivity import what_changes
-from afd.plan.text import ESTIMATE_HEADER, estimate_row
 
 
 def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]]:
@@ -62,7 +62,7 @@ def _changes(bench: Bench, limits: Limits) -> str:
 
 
 def _terms(e: Estimate) -> str:
-    from afd.plan.text import source_of
+    from afd.plan.output.text import source_of
 
     rows = [(name, us, source_of(e, name)) for name, us in e.terms_us.items()]
     return table_html((f"term of {e.layout}", "µs per layer and lane", "source"), rows)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from afd.plan.calibration import FITTED, Calibration, load_calibration, model_key
 from afd.plan.hardware import Hardware
-from afd.plan.replay import Benches, benches_for, estimate, recalibrated
-from afd.plan.rows import Row
+from afd.plan.measured.replay import Benches, benches_for, estimate, recalibrated
+from afd.plan.measured.rows import Row
+from afd.plan.times.calibration import FITTED, Calibration, load_calibration, model_key
 
 Vector = NDArray[np.float64]
 

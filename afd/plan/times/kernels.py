@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from afd.plan.calibration import Calibration
-from afd.plan.experts import ExpertTerm
 from afd.plan.hardware import Hardware
 from afd.plan.model_spec import ModelSpec
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.experts import ExpertTerm
 
 US = 1e6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from afd.plan.layouts import Estimate
-from afd.plan.plots import Chart, Series
+from afd.plan.output.plots import Chart, Series
 from afd.plan.project import Projection
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from afd.plan.fidelity import Entry
+from afd.plan.ledger.entries import Entry
 
 REF = "Q-First"
 BF16 = 2

@@ -22,13 +22,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from afd.plan.calibration import Calibration
 from afd.plan.errors import ExtraMissingError
-from afd.plan.experts import ExpertTerm
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Term, last_wave_factor
 from afd.plan.model_spec import ModelSpec
 from afd.plan.skew import busiest_rank_factor
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.experts import ExpertTerm
+from afd.plan.times.kernels import KernelTimes, Term, last_wave_factor
 
 FRAMEWORKS = ("vllm", "sglang", "trtllm")
 SYSTEM_OF = {"GB200 NVL72": "gb200", "GB300 NVL72": "gb300", "HGX B200": "b200_sxm",

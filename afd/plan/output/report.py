@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from afd.plan.plots import Chart, html_parts
+from afd.plan.output.plots import Chart, html_parts
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;max-width:1080px;

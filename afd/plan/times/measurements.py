@@ -11,8 +11,8 @@ from pathlib import Path
 
 from afd.plan.data import read_toml
 from afd.plan.errors import PlanError, RowError
-from afd.plan.experts import ExpertTerm
-from afd.plan.kernels import KernelTimes, Term
+from afd.plan.times.experts import ExpertTerm
+from afd.plan.times.kernels import KernelTimes, Term
 
 TERMS = ("attention", "dense", "experts", "head", "dispatch", "combine")
 FIELDS = ("term", "batch", "context_tokens", "expert_parallel", "us")
