@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from afd.plan.data import load, names, take
 from afd.plan.errors import PlanError, UnknownNameError
 
 BYTES_PER_ELEMENT = {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0, "mxfp4": 0.53125, "nvfp4": 0.5625}
+
+# What a release may append to a model's name without changing a shape.
+RELEASE = re.compile(r"(-(instruct|thinking|chat|base|fp8|\d{4}|v\d+(\.\d+)?))*")
 
 
 @dataclass(frozen=True)
@@ -117,13 +121,16 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def canonical_name(name: str) -> str:
-    """``Qwen/Qwen3-235B-A22B`` → the shipped file's name; accepts any case and owner prefix."""
+    """``Qwen/Qwen3-235B-A22B-Instruct-2507-FP8`` → the shipped file's name.
+
+    Any case, owner prefix and release suffix; another weight format is another model.
+    """
     if name.endswith(".toml"):
         return name
     wanted = name.rsplit("/", 1)[-1].lower()
     known = names("models")
-    for candidate in (wanted, wanted.removesuffix("-fp8")):
-        if candidate in known:
+    for candidate in sorted(known, key=len, reverse=True):
+        if wanted.startswith(candidate) and RELEASE.fullmatch(wanted[len(candidate) :]):
             return candidate
     raise UnknownNameError("model", name, known)
 

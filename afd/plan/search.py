@@ -15,7 +15,9 @@ from afd.plan.memory import attention_batch, colocated_batch, graph_bucket, requ
 TIE = 0.01
 # The 90th percentile of the error on measured rows; a smaller gain is said with that doubt.
 MODEL_ERROR = 0.05
+# Batches from here to the full one are compared, at most so many.
 NEAR_FULL = 0.9
+MOST_SIZES = 16
 EXPERT_PARALLEL = (4, 8, 16, 32, 64)
 
 
@@ -120,7 +122,8 @@ def best_batch(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if estimate(middle).step_ms <= limit_ms else (low, middle)
-    sizes = {size(batch) for batch in range(max(1, math.ceil(low * NEAR_FULL)), low + 1)} - {0}
+    stride = max(1, int(low * (1 - NEAR_FULL)) // MOST_SIZES)
+    sizes = {size(batch) for batch in range(low, math.ceil(low * NEAR_FULL) - 1, -stride)} - {0}
     options = [estimate(batch) for batch in sorted(sizes, reverse=True)]
     met = [e for e in options if e.step_ms <= limit_ms]
     return max(met, key=lambda e: e.tokens_per_s_per_gpu, default=None)

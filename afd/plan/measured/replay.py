@@ -26,13 +26,15 @@ def benches_for(
     use_tables: bool,
 ) -> Benches:
     """One bench per workload of the rows."""
-    return {
-        workload: make_bench(
-            load_model(workload[0]), hardware, Workload(workload[1], kv_bytes_per_element),
-            calibration, use_tables=use_tables,
+    workloads = sorted({row.workload for row in rows})
+    of_model = {
+        name: make_bench(
+            load_model(name), hardware, Workload(1.0, kv_bytes_per_element), calibration,
+            use_tables=use_tables,
         )
-        for workload in sorted({row.workload for row in rows})
+        for name in {name for name, _ in workloads}
     }  # fmt: skip
+    return {(name, context): of_model[name].at_context(context) for name, context in workloads}
 
 
 def recalibrated(bench: Bench, calibration: Calibration) -> Bench:

@@ -11,6 +11,8 @@ from afd.plan.project import Projection
 
 def sweep_charts(rows: list[dict[str, Any]], title: str) -> list[Chart]:
     """Throughput on top and the step below, over M, a line per context (and cut, N)."""
+    if not rows:
+        return []
     groups: dict[str, list[dict[str, Any]]] = {}
     several_cuts = len({r["cut"] for r in rows}) > 1
     several_n = len({r["ffn_nodes"] for r in rows}) > 1

@@ -6,10 +6,10 @@ import argparse
 from importlib.util import find_spec
 from typing import Any
 
-from afd.plan import commands
 from afd.plan.errors import ExtraMissingError
 from afd.plan.layouts import Bench, Estimate
 from afd.plan.ledger.entries import ledger
+from afd.plan.options import bench_from, limits_from, possible_ratios
 from afd.plan.output import charts as draw
 from afd.plan.output.plots import Chart
 from afd.plan.output.report import page, table_html
@@ -22,11 +22,11 @@ def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]
     """Writes ``--out`` and answers with its path."""
     if find_spec("plotly") is None:
         raise ExtraMissingError("plotly", "the report")
-    bench = commands.bench_from(options)
-    limits = commands.limits_from(options, bench)
+    bench = bench_from(options)
+    limits = limits_from(options, bench)
     sections: list[tuple[str, str, list[Chart]]] = []
     verdicts = []
-    ratios = [(m, 1) for m in range(1, max(2, limits.gpus // bench.hardware.gpus_per_node))]
+    ratios = possible_ratios(bench, limits)
     for context in options.context:
         got = recommend(bench.at_context(context), limits)
         said = ". ".join(s for s in (got.verdict, got.proposal) if s)

@@ -87,6 +87,8 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
     """(line or entry, its fields) of every point; blank lines and lines with # are skipped."""
     if path.suffix == ".toml":
         entries = read_toml(path).get("point", [])
+        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+            raise PlanError(f"{path}: points are written as [[point]] tables")
         return [(i + 1, {k: str(v) for k, v in entry.items()}) for i, entry in enumerate(entries)]
     try:
         text = path.read_text(encoding="utf-8-sig")
