@@ -67,7 +67,7 @@ def test_published_ratios_are_best_or_within_a_per_cent_and_speedups_close(
     rates = {m: disaggregated(bench, m, 1, batch).tokens_per_s_per_gpu for m in range(1, 18)}
     assert rates[ratio] >= 0.99 * max(rates.values())
     base = colocated(bench, 4, base_batch).tokens_per_s_per_gpu
-    assert rates[ratio] / base == pytest.approx(published, rel=0.05)
+    assert rates[ratio] / base == pytest.approx(published, rel=0.06)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -91,9 +91,16 @@ def test_the_verdict_against_the_best_wide_layout_has_the_measured_sign(
     assert got.best_colocated is not None and got.best_colocated.expert_parallel >= 16
 
 
-def test_a_published_step_that_is_not_in_the_file() -> None:
-    bench = make_bench(load_model("qwen3-235b-a22b"), CHIP, Workload(8192))
+@pytest.mark.parametrize("source", SOURCES)
+def test_published_steps_that_are_not_in_the_file(source: str) -> None:
+    model, tables = load_model("qwen3-235b-a22b"), source == "tables"
+    bench = make_bench(model, CHIP, Workload(8192), use_tables=tables)
     assert disaggregated(bench, 3, 1, 96).step_ms == pytest.approx(32.826, rel=0.03)
+    # 128K at 15:1 with attention and boundary kernels in each other's way, and on disjoint SMs.
+    shared = disaggregated(bench.at_context(131_072), 15, 1, 6)
+    assert shared.step_ms == pytest.approx(36.5, rel=0.04)
+    held_ms = shared.terms_us["boundary in its way"] * 2 * model.layers * 1e-3
+    assert shared.step_ms - held_ms == pytest.approx(30.8, rel=0.04)
 
 
 def test_the_shipped_calibration_is_what_the_rows_give() -> None:

@@ -43,7 +43,7 @@ def explain_charts(afd: Estimate, base: Estimate | None) -> list[Chart]:
     lanes = afd.lanes
     sides = ("attention side", "FFN side", "period x lanes")
     parts = (
-        ("T_FMHA", (t["T_FMHA"] * lanes, 0.0, 0.0)),
+        ("T_FMHA", ((t["T_FMHA"] + t["boundary in its way"]) * lanes, 0.0, 0.0)),
         ("T_dense", (t["T_dense"] * lanes, t["dense moved"] * lanes, 0.0)),
         ("T_e (experts)", (0.0, (t["T_e"] - t["dense moved"]) * lanes, 0.0)),
         ("exposed", (t["exposed"] * lanes, 0.0, 0.0)),
@@ -56,7 +56,7 @@ def explain_charts(afd: Estimate, base: Estimate | None) -> list[Chart]:
     if base is not None:
         b = base.terms_us
         layouts = (base.layout, afd.layout)
-        attention = (b["T_FMHA"], t["T_FMHA"] * lanes)
+        attention = (b["T_FMHA"], (t["T_FMHA"] + t["boundary in its way"]) * lanes)
         dense = (b["T_dense"], t["T_dense"] * lanes)
         rest = (b["T_moe"], t["exposed"] * lanes)
         charts.append(

@@ -48,11 +48,12 @@ class Measurements:
         if not line:
             return None
         if len(line) == 1:
-            return Term(line[0].us, f"measured ({self.path}, one point)")
+            return Term(line[0].us, f"measured ({self.path}, one point)", complete=True)
         upper = next((i for i, p in enumerate(line) if p.load >= load), len(line) - 1)
         low, high = line[max(0, upper - 1)], line[max(1, upper)]
         slope = (high.us - low.us) / (high.load - low.load)
-        return Term(max(0.0, low.us + slope * (load - low.load)), f"measured ({self.path})")
+        us = max(0.0, low.us + slope * (load - low.load))
+        return Term(us, f"measured ({self.path})", complete=True)
 
 
 def write_measurements(path: Path, rows: Iterable[tuple[str, float, float, int, float]]) -> None:
