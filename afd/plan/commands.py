@@ -165,7 +165,13 @@ def _explain(options: argparse.Namespace) -> Answer:
             "conditions": asdict(met)}  # fmt: skip
     if base is not None:
         data["identity"] = _identity(afd, base)
-    return data, _explain_text(afd, base, data), draw.explain_charts(afd, base)
+    nodes = limits.gpus // bench.hardware.gpus_per_node
+    over_m = [
+        disaggregated(bench, m, afd.ffn_nodes, afd.batch_per_gpu, afd.lanes, Cut(afd.cut))
+        for m in range(1, nodes - afd.ffn_nodes + 1)
+    ]
+    charts = [*draw.explain_charts(afd, base), draw.boundary_chart(over_m)]
+    return data, _explain_text(afd, base, data), charts
 
 
 def _identity(afd: Estimate, base: Estimate) -> dict[str, float]:

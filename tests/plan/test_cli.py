@@ -30,7 +30,8 @@ def test_recommend_names_sources_and_compares(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_slo_bounds_the_step(capsys: pytest.CaptureFixture[str]) -> None:
-    got = ask(capsys, "recommend", *MODEL, "--context", "8K", "--slo-tpot-ms", "25")
+    got = ask(capsys, "recommend", *MODEL, "--context", "8K", "--slo-tpot-ms", "25",
+              "--gpus", "32")  # fmt: skip
     assert got["best"]["step_ms"] <= 25
     assert got["best"]["batch_per_gpu"] < 96
 
@@ -131,7 +132,8 @@ def test_bad_input_gets_one_sentence(
 @pytest.mark.parametrize(
     "words",
     [
-        ["recommend", *MODEL], ["sweep", *MODEL], ["explain", *MODEL], ["project"], ["fidelity"],
+        ["recommend", *MODEL, "--gpus", "24"], ["sweep", *MODEL],
+        ["explain", *MODEL, "--ratio", "7:1"], ["project"], ["fidelity"],
         ["validate", str(CSV)], ["calibrate", str(CSV), "--kernels", "roofline"],
     ],
 )  # fmt: skip
@@ -151,7 +153,7 @@ def test_a_picture_may_be_svg(tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("plotly") is None, reason="plotly is an extra")
 def test_the_report_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
     out = tmp_path / "r.html"
-    assert main(["report", *MODEL, "--context", "8K", "--out", str(out)]) == 0
+    assert main(["report", *MODEL, "--gpus", "24", "--out", str(out)]) == 0
     page = out.read_text()
     assert "Fidelity ledger" in page and "colocated EP16" in page
     assert "losing an FFN node must not stop serving" in page

@@ -70,6 +70,22 @@ def explain_charts(afd: Estimate, base: Estimate | None) -> list[Chart]:
     return charts
 
 
+def boundary_chart(layouts: list[Estimate]) -> Chart:
+    """Both sides of the boundary over M at one N: where the FFN side stops hiding."""
+    x = tuple(e.attention_nodes for e in layouts)
+    lines = {
+        "T_a": [e.terms_us["T_a"] for e in layouts],
+        "T_e + 2 T_c": [e.terms_us["T_e"] + 2 * e.terms_us["T_c"] for e in layouts],
+        "period": [e.terms_us["period"] for e in layouts],
+    }
+    first = layouts[0]
+    return Chart(
+        f"Both sides over M, N = {first.ffn_nodes}, {first.lanes} lanes, {first.batch_per_gpu} "
+        "requests per attention GPU", "attention nodes M", "us per layer and lane",
+        tuple(Series(name, x, tuple(y)) for name, y in lines.items()),
+    )  # fmt: skip
+
+
 def validate_charts(result: dict[str, Any]) -> list[Chart]:
     """Measured and predicted throughput, row by row."""
     rows = result["rows"]

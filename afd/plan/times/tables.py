@@ -128,7 +128,7 @@ def _records(root: Path, pattern: str, wanted: dict[str, Any]) -> list[dict[str,
 
 
 def _attention_curve(root: Path, model: ModelSpec) -> Curve | None:
-    if model.latent_kv_elements:
+    if model.latent_kv_elements or model.windowed_layers:
         return None
     rows = _records(
         root,
