@@ -13,17 +13,33 @@ from numpy.typing import NDArray
 PROTOCOL_VERSION: Final[int]
 
 class Wire(Enum):
-    """What crosses the boundary: ``FP8`` e4m3 + one FP32 scale per 128 elements out, BF16 back."""
+    """What crosses the boundary: ``FP8`` e4m3 and block scales out, BF16 back."""
 
     FP8 = 0
     BF16 = 1
     FP32 = 2
 
+class ScaleFormat(Enum):
+    """Block scales of the FP8 wire; UE8M0 is a power of two, stored as its exponent (uint8)."""
+
+    FP32_PER_128 = 0
+    UE8M0_PER_128 = 1
+    UE8M0_PER_32 = 2
+
+class ReturnMode(Enum):
+    """What comes back: a row per top-k slot, or one per token and FFN rank, which adds the rows of
+    its experts in float32, in their order."""
+
+    SLOT = 0
+    REDUCED = 1
+
 class WeightType(Enum):
-    """Storage type of packed weights and of the KV cache; activations are always float32 on CPU."""
+    """Storage type of packed weights and of the KV cache; activations are always float32 on CPU.
+    ``FP8`` (e4m3 with block scales) is for experts alone."""
 
     BF16 = 0
     FP32 = 1
+    FP8 = 2
 
 class MegamoeError(RuntimeError): ...
 
@@ -212,6 +228,8 @@ class Layout:
         experts: int,
         moe_layers: int,
         wire: Wire,
+        scale_format: ScaleFormat = ...,
+        return_mode: ReturnMode = ...,
     ) -> None: ...
     @property
     def total_bytes(self) -> int: ...
@@ -252,6 +270,21 @@ class Experts:
         down: NDArray[np.generic],
     ) -> None:
         """gate, up [width, hidden]; down [hidden, width]; float32 or bfloat16 viewed as uint16."""
+    def load_fp8(
+        self,
+        layer: int,
+        expert: int,
+        gate: NDArray[np.uint8],
+        up: NDArray[np.uint8],
+        down: NDArray[np.uint8],
+        gate_scales: NDArray[np.float32],
+        up_scales: NDArray[np.float32],
+        down_scales: NDArray[np.float32],
+        block: tuple[int, int],
+    ) -> None:
+        """For ``dtype`` FP8: e4m3fn codes of the shapes above, kept as they are; weight = code *
+        scale. Scales [ceil(rows / block rows), ceil(columns / block columns)]; a block has a
+        multiple of 16 rows and of 128 columns. ValueError for another block, or a NaN code."""
     def forward(
         self,
         pool: Pool,
@@ -267,13 +300,20 @@ class Experts:
     def nbytes(self) -> int: ...
 
 def fp8_encode(
-    x: NDArray[np.float32], codes: NDArray[np.uint8], scales: NDArray[np.float32]
+    x: NDArray[np.float32],
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32] | NDArray[np.uint8],
+    format: ScaleFormat = ...,
 ) -> None:
     """The FP8 wire's rows, for references and tests: x [n, hidden] as e4m3fn codes [n, hidden] and
-    scales [n, ceil(hidden / 128)] = block maximum / 448 (1 for a block of zeros)."""
+    scales [n, ceil(hidden / block)] = block maximum / 448 (1 for a block of zeros), for UE8M0
+    rounded up to a power of two 2^(scale - 127)."""
 
 def fp8_decode(
-    codes: NDArray[np.uint8], scales: NDArray[np.float32], out: NDArray[np.float32]
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32] | NDArray[np.uint8],
+    out: NDArray[np.float32],
+    format: ScaleFormat = ...,
 ) -> None:
     """out [n, hidden] = e4m3fn(codes) * scale of the block."""
 
@@ -282,10 +322,13 @@ class AttentionSide:
 
     A lane carries one dispatch at a time; another before its combine raises ValueError, as does a
     (step, layer) not later than the lane's last: a replay needs a new generation. Both raise
-    Aborted or Deadline where they wait, MegamoeError once the domain is closed.
+    Aborted or Deadline where they wait, MegamoeError once the domain is closed. ``owner``: see
+    FfnSide; with it, this side compares its table too.
     """
 
-    def __init__(self, domain: Domain, rank: int, deadline_ms: int) -> None: ...
+    def __init__(
+        self, domain: Domain, rank: int, deadline_ms: int, owner: NDArray[np.int32] | None = None
+    ) -> None: ...
     def dispatch(
         self,
         step: int,
@@ -298,8 +341,8 @@ class AttentionSide:
         """x [n, hidden] (row stride allowed), ids and weights [n, top_k]; 0 <= n <= max_tokens.
         Raises BadExpertId before anything is published."""
     def combine(self, step: int, layer: int, lane: int, out: NDArray[np.float32]) -> None:
-        """out[n, hidden] = sum over the token's slots in ascending order, float32; row stride
-        allowed."""
+        """out[n, hidden] = sum over the token's returned rows, by ascending slot (their first, if
+        reduced), float32; row stride allowed."""
     @property
     def wait_ns(self) -> int: ...
     @property
@@ -311,8 +354,10 @@ class AttentionSide:
         """Bytes of the rows they wrote back."""
 
 class FfnSide:
-    """FFN rank's half: one ``serve`` a step walks every MoE layer and lane. ``owner`` [experts]
-    maps each expert to its FFN rank (0-based among FFN ranks); the first FFN rank to open enters it
+    """FFN rank's half: one ``serve`` a step walks every MoE layer and lane. ``owner``
+    [attention_ranks, experts], or [experts] for all of them, says which FFN rank (0-based among FFN
+    ranks) serves an expert for an attention rank, so an expert may lie on several; ``experts``
+    holds those that some attention rank is sent here for. The first side to open enters the table
     into the handshake, the others compare.
     """
 

@@ -113,15 +113,18 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._index
 
-    def raw(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The tensor as stored; raises CheckpointError if missing or of another shape."""
+    def _file_of(self, name: str) -> SafetensorsFile:
         if name not in self._index:
             raise CheckpointError(f"{self.folder} has no tensor {name}, which its config implies")
-        self.read.add(name)
         file = self._file(self._index[name])
         if name not in file.entries:
             raise CheckpointError(f"{file.path} lacks tensor {name}, which the index places there")
-        tensor = file.tensor(name)
+        return file
+
+    def raw(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The tensor as stored; raises CheckpointError if missing or of another shape."""
+        tensor = self._file_of(name).tensor(name)
+        self.read.add(name)
         if tensor.shape != shape:
             raise CheckpointError(f"tensor {name} has shape {tensor.shape}, expected {shape}")
         return tensor
@@ -139,19 +142,43 @@ class Checkpoint:
             return self._dequantize(name, tensor)
         return np.ascontiguousarray(tensor, np.float32)
 
+    def is_fp8(self, name: str) -> bool:
+        """Whether the tensor is stored as e4m3; raises CheckpointError if it is missing."""
+        return self._file_of(name).entries[name][0] == "F8_E4M3"
+
+    def fp8(
+        self, name: str, shape: tuple[int, ...]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """An FP8 weight as stored: its e4m3 codes, and the ``*_scale_inv`` of its blocks [row
+        blocks, column blocks]. Raises CheckpointError as ``raw`` does, or if it is not FP8."""
+        tensor = self.raw(name, shape)
+        if tensor.dtype != ml_dtypes.float8_e4m3fn:
+            raise CheckpointError(
+                f"tensor {name} is stored as {tensor.dtype} where the checkpoint's other experts "
+                "are FP8; convert them all"
+            )
+        return tensor.view(np.uint8), self._scales(name, tensor)
+
     def vector(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """A small tensor as float32."""
         return np.ascontiguousarray(self.raw(name, shape), np.float32)
 
-    def _dequantize(self, name: str, tensor: NDArray[Any]) -> NDArray[np.float32]:
+    def _block(self, name: str) -> tuple[int, int]:
         if self._fp8_block is None:
             raise CheckpointError(
                 f"tensor {name} is FP8 but config.json has no quantization_config with a "
                 "weight_block_size"
             )
+        return self._fp8_block
+
+    def _scales(self, name: str, tensor: NDArray[Any]) -> NDArray[np.float32]:
         rows, cols = tensor.shape
-        block_rows, block_cols = self._fp8_block
-        blocks = (-(-rows // block_rows), -(-cols // block_cols))
-        scale = self.vector(f"{name}_scale_inv", blocks)
+        block_rows, block_cols = self._block(name)
+        return self.vector(f"{name}_scale_inv", (-(-rows // block_rows), -(-cols // block_cols)))
+
+    def _dequantize(self, name: str, tensor: NDArray[Any]) -> NDArray[np.float32]:
+        rows, cols = tensor.shape
+        block_rows, block_cols = self._block(name)
+        scale = self._scales(name, tensor)
         full = np.repeat(np.repeat(scale, block_rows, 0)[:rows], block_cols, 1)[:, :cols]
         return tensor.astype(np.float32) * full

@@ -10,6 +10,7 @@ from enum import Enum
 import msgspec
 
 from afd.models.config import ModelConfig
+from afd_sched.security import PeerKeys
 
 
 class Role(Enum):
@@ -40,6 +41,13 @@ class WireType(Enum):
     FP8 = "fp8"
     BF16 = "bf16"
     FP32 = "fp32"
+
+
+class ReturnMode(Enum):
+    """What comes back from the experts: a row per top-k slot, or one per token and FFN rank."""
+
+    SLOT = "slot"
+    REDUCED = "reduced"
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +88,7 @@ class BoundaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_lanes: int
     max_lane_tokens: int
     deadline_ms: int
+    return_mode: ReturnMode = ReturnMode.SLOT
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +113,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_fd: int
     lifeline_fd: int
     log_level: str
+    keys: PeerKeys | None = None
 
     @property
     def role(self) -> Role:
@@ -116,7 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``max_running_requests`` and ``chunked_prefill_size`` (tokens) are per attention rank and step.
     ``kv_tokens`` per attention rank; None takes what ``mem_fraction_static`` of the free memory
-    holds. ``threads`` per worker; None shares the cores out. Time-outs are in seconds.
+    holds. ``threads`` per worker; None shares the cores out. ``host``: where the control plane
+    listens, None for a private folder. Time-outs are in seconds.
     """
 
     model: str = "smollm2-moe"
@@ -127,6 +138,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers_per_node: int = 1
     num_lanes: int = 2
     wire: WireType = WireType.FP8
+    return_mode: ReturnMode = ReturnMode.SLOT
     dtype: DtypeChoice = DtypeChoice.AUTO
     max_running_requests: int = 64
     chunked_prefill_size: int = 512
@@ -135,6 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     context_length: int | None = None
     mem_fraction_static: float = 0.8
     overlap: bool = True
+    host: str | None = None
     threads: int | None = None
     download_dir: str | None = None
     start_timeout_s: float = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError if the folder holds no tokenizer."""
+        # Only tokenizers are used, so a hint that torch is missing would mislead.
+        logging.getLogger("transformers").addFilter(
+            lambda record: "PyTorch was not found" not in record.getMessage()
+        )
         # Heavy, and only the front end needs it.
         from transformers import AutoTokenizer
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,12 +21,6 @@ class ColocatedPort:
         self._away: dict[
             int, tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
         ] = {}
-
-    def load_expert(
-        self, layer: int, expert: int, gate: NDArray[Any], up: NDArray[Any], down: NDArray[Any]
-    ) -> None:
-        """See FfnPort.load_expert."""
-        self._experts.load(layer, expert, gate, up, down)
 
     def dispatch(
         self,

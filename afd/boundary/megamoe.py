@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from afd._megamoe import Experts, FfnSide
+from afd._megamoe import FfnSide
 from afd_sched.messages import FfnStep
 
 # The attention side is the extension's AttentionSide itself, which has AttentionPort's methods.
@@ -16,15 +13,10 @@ from afd_sched.messages import FfnStep
 class MegamoeFfnPort:
     """An FfnPort over the extension's persistent loop."""
 
-    def __init__(self, side: FfnSide, experts: Experts) -> None:
+    def __init__(self, side: FfnSide, expert_bytes: int) -> None:
+        """``expert_bytes``: memory of the packed experts."""
         self._side = side
-        self._experts = experts
-
-    def load_expert(
-        self, layer: int, expert: int, gate: NDArray[Any], up: NDArray[Any], down: NDArray[Any]
-    ) -> None:
-        """See FfnPort.load_expert."""
-        self._experts.load(layer, expert, gate, up, down)
+        self.expert_bytes = expert_bytes
 
     def serve(self, step: FfnStep) -> None:
         """See FfnPort.serve; raises the extension's Aborted or Deadline."""

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from afd._megamoe import AttentionSide, Domain, Experts, FfnSide, Layout, Pool, WeightType, Wire
+from afd import _megamoe as ops
+from afd._megamoe import AttentionSide, Domain, FfnSide, Layout, Pool, Wire
 from afd.boundary.colocated import ColocatedPort
+from afd.boundary.experts import load_experts, make_experts
 from afd.boundary.megamoe import MegamoeFfnPort
 from afd.boundary.ownership import balanced_owners, owned_by
 from afd.boundary.ports import AttentionPort
 from afd.checkpoint import Checkpoint
-from afd.config import BoundaryConfig, Dtype, Topology, WireType, WorkerConfig
+from afd.config import BoundaryConfig, ReturnMode, Topology, WireType, WorkerConfig
 from afd.models.config import ModelConfig
 from afd.models.family import Family
 
 _WIRES = {WireType.FP8: Wire.FP8, WireType.BF16: Wire.BF16, WireType.FP32: Wire.FP32}
-_WEIGHTS = {Dtype.BFLOAT16: WeightType.BF16, Dtype.FLOAT32: WeightType.FP32}
-
-
-def weight_type(dtype: Dtype) -> WeightType:
-    """The extension's name of a storage type."""
-    return _WEIGHTS[dtype]
+_RETURNS = {
+    ReturnMode.SLOT: ops.ReturnMode.SLOT,
+    ReturnMode.REDUCED: ops.ReturnMode.REDUCED,
+}
 
 
 def boundary_layout(model: ModelConfig, boundary: BoundaryConfig, topology: Topology) -> Layout:
@@ -33,6 +33,7 @@ def boundary_layout(model: ModelConfig, boundary: BoundaryConfig, topology: Topo
         experts=model.experts,
         moe_layers=len(model.moe_layers),
         wire=_WIRES[boundary.wire],
+        return_mode=_RETURNS[boundary.return_mode],
     )
 
 
@@ -40,46 +41,17 @@ def _domain(config: WorkerConfig) -> Domain:
     return Domain(config.memory_fd, boundary_layout(config.model, config.boundary, config.topology))
 
 
-def _load(
-    port: ColocatedPort | MegamoeFfnPort,
-    model: ModelConfig,
-    family: Family,
-    checkpoint: Checkpoint,
-    owned: list[int],
-) -> None:
-    shape, down_shape = (model.expert_width, model.hidden), (model.hidden, model.expert_width)
-    for index, layer in enumerate(model.moe_layers):
-        for expert in owned:
-            gate, up, down = family.expert(layer, expert)
-            port.load_expert(
-                index,
-                expert,
-                checkpoint.weight(gate, shape),
-                checkpoint.weight(up, shape),
-                checkpoint.weight(down, down_shape),
-            )
-
-
-def _experts(config: WorkerConfig, owned: list[int]) -> Experts:
-    return Experts(
-        moe_layers=len(config.model.moe_layers),
-        expert_ids=owned,
-        hidden=config.model.hidden,
-        width=config.model.expert_width,
-        dtype=weight_type(config.dtype),
-    )
-
-
 def open_attention_port(
     config: WorkerConfig, family: Family, checkpoint: Checkpoint, pool: Pool
 ) -> AttentionPort:
     """The attention side's port; colocated ranks load every expert here."""
     if config.topology.ffn_ranks:
-        return AttentionSide(_domain(config), config.rank, config.boundary.deadline_ms)
+        owners = balanced_owners(config.model.experts, config.topology.ffn_ranks)
+        return AttentionSide(_domain(config), config.rank, config.boundary.deadline_ms, owners)
     owned = list(range(config.model.experts))
-    port = ColocatedPort(_experts(config, owned), pool)
-    _load(port, config.model, family, checkpoint, owned)
-    return port
+    experts = make_experts(config, family, checkpoint, owned)
+    load_experts(experts, config, family, checkpoint, owned)
+    return ColocatedPort(experts, pool)
 
 
 def open_ffn_port(
@@ -89,9 +61,8 @@ def open_ffn_port(
     ffn_rank = config.rank - config.topology.attention_ranks
     owners = balanced_owners(config.model.experts, config.topology.ffn_ranks)
     owned = owned_by(owners, ffn_rank)
-    experts = _experts(config, owned)
+    experts = make_experts(config, family, checkpoint, owned)
     domain = _domain(config)
     side = FfnSide(domain, ffn_rank, owners, experts, pool, config.boundary.deadline_ms)
-    port = MegamoeFfnPort(side, experts)
-    _load(port, config.model, family, checkpoint, owned)
-    return port
+    load_experts(experts, config, family, checkpoint, owned)
+    return MegamoeFfnPort(side, experts.nbytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,17 +51,6 @@ class AttentionPort(Protocol):
 
 class FfnPort(Protocol):
     """Serves the experts of one FFN rank."""
-
-    def load_expert(
-        self,
-        layer: int,
-        expert: int,
-        gate: NDArray[Any],
-        up: NDArray[Any],
-        down: NDArray[Any],
-    ) -> None:
-        """gate, up [width, hidden]; down [hidden, width]; float32 or bfloat16 viewed as uint16."""
-        ...
 
     def serve(self, step: FfnStep) -> None:
         """Every MoE layer and lane of one step; returns when all rows are written back."""

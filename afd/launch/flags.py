@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afd import __version__
-from afd.config import DtypeChoice, EngineConfig, WireType
+from afd.config import DtypeChoice, EngineConfig, ReturnMode, WireType
 from afd.errors import ConfigError
 from afd.llm import engine_config
 
@@ -38,6 +38,11 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine").add_argument
     add("--num-lanes", type=int, help="microbatches in flight, 1 to 4 (default 2)")
     add("--wire", choices=[w.value for w in WireType], help="boundary format (default fp8)")
+    add(
+        "--return-mode",
+        choices=[r.value for r in ReturnMode],
+        help="rows back: one per top-k slot, or per token and FFN rank (default slot)",
+    )
     add("--dtype", choices=[d.value for d in DtypeChoice], help="weights and KV (default auto)")
     add("--max-running-requests", type=int, help="per attention rank (default 64)")
     add("--chunked-prefill-size", type=int, help="prompt tokens per rank and step (default 512)")
@@ -54,6 +59,9 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         help="plan a step only after the one before it is committed",
     )
     add("--threads", type=int, help="CPU threads per worker (default: cores / ranks of a role)")
+    add(
+        "--host", help="control plane over TCP on this address, encrypted (default: a local folder)"
+    )
     add("--start-timeout-s", type=float, help="seconds until every rank must be ready")
     add("--step-timeout-s", type=float, help="seconds a rank may wait for another in a step")
     add("--log-level", choices=["debug", "info", "warning", "error"])

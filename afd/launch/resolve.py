@@ -149,6 +149,7 @@ def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedC
             num_lanes=config.num_lanes,
             max_lane_tokens=-(-max_rows // config.num_lanes),
             deadline_ms=int(config.step_timeout_s * 1000),
+            return_mode=config.return_mode,
         ),
         dtype=_dtype(config.dtype, folder, model),
         context_length=context,

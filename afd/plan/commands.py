@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from afd.plan.bench import make_bench
+from afd.plan.cuts import Cut
 from afd.plan.errors import PlanError
 from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Bench, Estimate, Workload, disaggregated
@@ -17,6 +18,7 @@ from afd.plan.ledger.entries import ledger
 from afd.plan.measured.fit import fit_calibration
 from afd.plan.measured.rows import read_rows
 from afd.plan.measured.validate import split_rows, validate, validate_rows
+from afd.plan.measurements import FIELDS, write_measurements
 from afd.plan.memory import (
     attention_batch,
 )
@@ -44,7 +46,6 @@ from afd.plan.search import (
     sweep,
 )
 from afd.plan.times.cpu import free_memory_bytes
-from afd.plan.times.measurements import FIELDS, write_measurements
 
 Answer = tuple[dict[str, Any], str, list[Chart]]
 

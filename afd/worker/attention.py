@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from afd._megamoe import Pool
-from afd.boundary.open import open_attention_port, weight_type
+from afd.boundary.experts import weight_type
+from afd.boundary.open import open_attention_port
 from afd.boundary.ports import AttentionPort
 from afd.checkpoint import Checkpoint
 from afd.config import WorkerConfig

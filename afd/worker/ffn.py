@@ -25,6 +25,7 @@ class FfnWorker:
         self._port = open_ffn_port(config, family, checkpoint, Pool(config.threads))
         self._rank = config.rank
         self.tensors_read = frozenset(checkpoint.read)
+        self.expert_bytes = self._port.expert_bytes
 
     def step(self, plan: FfnStep) -> FfnResult:
         """Serves one step; raises the extension's Aborted, Deadline or BadExpertId."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from afd._megamoe import KvCache
-from afd.boundary.open import weight_type
+from afd.boundary.experts import weight_type
 from afd.config import Dtype, WorkerConfig
 from afd.errors import ConfigError
 

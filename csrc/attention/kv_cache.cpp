@@ -38,6 +38,9 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
   check_positive("page_size", shape.page_size);
   check_positive("kv_heads", shape.kv_heads);
   check_positive("head_dim", shape.head_dim);
+  if (shape.type == WeightType::FP8) {
+    throw std::invalid_argument("dtype must be BF16 or FP32 for a KV cache");
+  }
   padded_dim_ = (shape.head_dim + kAlignElements - 1) / kAlignElements * kAlignElements;
   element_bytes_ = shape.type == WeightType::FP32 ? sizeof(float) : sizeof(uint16_t);
   size_t bytes = 2 * element_bytes_ * padded_dim_;

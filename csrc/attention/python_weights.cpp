@@ -90,7 +90,8 @@ py::list isa_levels() {
 void bind_weights(py::module_& module) {
   py::enum_<WeightType>(module, "WeightType")
       .value("BF16", WeightType::BF16)
-      .value("FP32", WeightType::FP32);
+      .value("FP32", WeightType::FP32)
+      .value("FP8", WeightType::FP8);
   py::class_<Pool>(module, "Pool")
       .def(py::init<int>(), py::arg("threads"))
       .def_property_readonly("threads", &Pool::threads);

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "megamoe/memory.h"
 
@@ -24,97 +23,135 @@ class AttentionSide {
     int tokens;
   };
 
-  AttentionSide(const Memory& memory, int rank, uint64_t deadline_ns)
-      : memory_(memory), rank_(rank), deadline_ns_(deadline_ns) {}
+  MEGAMOE_HOST_DEVICE AttentionSide(const Memory& memory, int rank, uint64_t deadline_ns,
+                                    typename Target::Failures failures = {})
+      : memory_(memory), rank_(rank), deadline_ns_(deadline_ns), failures_(failures) {}
 
   // x [tokens][hidden] with a row stride in elements; ids and weights [tokens][top_k]. The lane
-  // must not be away.
-  void dispatch(uint64_t step, int layer, int lane, const float* x, int64_t x_stride,
-                const int32_t* ids, const float* weights, int tokens) {
+  // must not be away. False if a failure was reported instead of thrown.
+  MEGAMOE_ROLE bool dispatch(uint64_t step, int layer, int lane, const float* x, int64_t x_stride,
+                             const int32_t* ids, const float* weights, int tokens) {
     const Shape& shape = memory_.layout.shape;
-    check_ids(ids, layer, tokens);
+    if (!Target::on_leader([&] { return check_ids(ids, layer, tokens); })) return false;
     for (int token = 0; token < tokens; ++token) {
-      Target::encode_row(shape.wire, x + x_stride * token, shape.hidden,
-                         memory_.row(rank_, lane, token), memory_.scales(rank_, lane, token));
+      Target::encode_row(shape, x + x_stride * token, memory_.row(rank_, lane, token),
+                         memory_.scales(rank_, lane, token));
     }
-    const auto routes = static_cast<size_t>(tokens) * static_cast<size_t>(shape.top_k);
-    if (routes > 0) {
-      __builtin_memcpy(memory_.ids(rank_, lane), ids, routes * sizeof(int32_t));
-      __builtin_memcpy(memory_.weights(rank_, lane), weights, routes * sizeof(float));
+    int32_t* published_ids = memory_.ids(rank_, lane);
+    float* published_weights = memory_.weights(rank_, lane);
+    Target::for_each(int64_t{tokens} * shape.top_k, [&](int64_t i) {
+      published_ids[i] = ids[i];
+      published_weights[i] = weights[i];
+    });
+    if (Target::leader()) {
+      memory_.count(rank_, lane) = tokens;
+      lanes_[lane] = {true, {step, layer, tokens}};
     }
-    memory_.count(rank_, lane) = tokens;
-    away_[lane] = Away{step, layer, tokens};
     publish<Target>(memory_.pub(rank_, lane), memory_.sequence(step, layer));
+    return true;
   }
 
-  // out [tokens of the dispatch][hidden]: the sum over each token's slots, ascending. The lane must
-  // be away.
-  void combine(int lane, float* out, int64_t out_stride) {
+  // out [tokens of the dispatch][hidden]: the sum over each token's returned rows, by ascending
+  // slot. The lane must be away. False as in dispatch.
+  MEGAMOE_ROLE bool combine(int lane, float* out, int64_t out_stride) {
     const Shape& shape = memory_.layout.shape;
-    const Away away = *away_[lane];
+    const Away away = lanes_[lane].away;
     for (int f = 0; f < shape.ffn_ranks; ++f) {
-      expect<Target>(memory_.done(rank_, lane, f), memory_, deadline_ns_, wait_ns_,
-                     {rank_, "DONE", shape.attention_ranks + f, away.step, away.layer, lane});
+      const WaitSite site{rank_,     WordName::Done, shape.attention_ranks + f,
+                          away.step, away.layer,     lane};
+      if (!expect<Target>(memory_.done(rank_, lane, f), memory_, deadline_ns_, wait_ns_, site,
+                          failures_)) {
+        return false;
+      }
     }
     const int32_t* ids = memory_.ids(rank_, lane);
     for (int token = 0; token < away.tokens; ++token, ids += shape.top_k) {
-      const std::byte* chosen[kMaxTopK];
-      int count = 0;
+      const std::byte* returned[kMaxTopK];
+      Crossing crossing{0, 0, 0};
       for (int slot = 0; slot < shape.top_k; ++slot) {
-        if (ids[slot] >= 0) chosen[count++] = memory_.out(rank_, lane, token, slot);
+        if (ids[slot] < 0) continue;
+        const bool first = is_first_of_its_rank(ids, slot);
+        ++crossing.copies;
+        crossing.pulls += first;
+        if (shape.return_mode == ReturnMode::Reduced && !first) continue;
+        returned[crossing.returned++] = memory_.out(rank_, lane, token, slot);
       }
-      Target::sum_rows(shape.wire, chosen, count, shape.hidden, out + out_stride * token);
-      count_bytes(ids, static_cast<uint64_t>(count));
+      Target::sum_rows(shape.wire, returned, crossing.returned, shape.hidden,
+                       out + out_stride * token);
+      if (Target::leader()) count_bytes(crossing);
     }
-    bytes_out_ += static_cast<uint64_t>(shape.ffn_ranks) * sizeof(int32_t);  // the counts
-    away_[lane].reset();
+    if (Target::leader()) {
+      bytes_out_ += static_cast<uint64_t>(shape.ffn_ranks) * sizeof(int32_t);  // the counts
+      lanes_[lane].is_away = false;
+    }
+    return true;
   }
 
-  const std::optional<Away>& away(int lane) const { return away_[lane]; }
+  // Null unless the lane is away.
+  MEGAMOE_HOST_DEVICE const Away* away(int lane) const {
+    return lanes_[lane].is_away ? &lanes_[lane].away : nullptr;
+  }
   // Whether the lane's PUB is at this number or past it: DONE would look reached at once.
-  bool published(uint64_t step, int layer, int lane) const {
+  MEGAMOE_ROLE bool published(uint64_t step, int layer, int lane) const {
     return reached(Target::load_acquire(memory_.pub(rank_, lane).value),
                    memory_.sequence(step, layer));
   }
-  uint64_t wait_ns() const { return wait_ns_; }
+  MEGAMOE_HOST_DEVICE uint64_t wait_ns() const { return wait_ns_; }
   // What the FFN ranks read of IN, and what they wrote to OUT.
-  uint64_t bytes_out() const { return bytes_out_; }
-  uint64_t bytes_back() const { return bytes_back_; }
+  MEGAMOE_HOST_DEVICE uint64_t bytes_out() const { return bytes_out_; }
+  MEGAMOE_HOST_DEVICE uint64_t bytes_back() const { return bytes_back_; }
 
  private:
-  void check_ids(const int32_t* ids, int layer, int tokens) const {
+  struct Lane {
+    bool is_away = false;
+    Away away{};
+  };
+
+  MEGAMOE_ROLE bool check_ids(const int32_t* ids, int layer, int tokens) const {
     const Shape& shape = memory_.layout.shape;
     for (int64_t i = 0; i < int64_t{tokens} * shape.top_k; ++i) {
       if (ids[i] < -1 || ids[i] >= shape.experts) {
-        Target::bad_expert(rank_, layer, static_cast<int>(i / shape.top_k), ids[i], shape.experts);
+        failures_.bad_expert(rank_, layer, static_cast<int>(i / shape.top_k), ids[i],
+                             shape.experts);
+        return false;
       }
     }
+    return true;
   }
 
-  // A row crosses once to each FFN rank that owns one of its experts; every rank reads the ids.
-  void count_bytes(const int32_t* ids, uint64_t copies) {
-    const Layout& layout = memory_.layout;
-    const int32_t* owner = memory_.owner();
-    uint64_t pulls = 0;
-    for (int slot = 0; slot < layout.shape.top_k; ++slot) {
-      if (ids[slot] < 0) continue;
-      bool first = true;
-      for (int before = 0; before < slot && first; ++before) {
-        first = ids[before] < 0 || owner[ids[before]] != owner[ids[slot]];
-      }
-      pulls += first;
+  // Whether no earlier slot of the token goes to the same FFN rank.
+  MEGAMOE_ROLE bool is_first_of_its_rank(const int32_t* ids, int slot) const {
+    const int32_t* owner = memory_.owner(rank_);
+    for (int before = 0; before < slot; ++before) {
+      if (ids[before] >= 0 && owner[ids[before]] == owner[ids[slot]]) return false;
     }
+    return true;
+  }
+
+  // What crosses for one token: a row to each FFN rank that serves one of its experts, the routed
+  // copies, and the rows that come back.
+  struct Crossing {
+    int pulls;
+    int copies;
+    int returned;
+  };
+
+  // Every FFN rank reads the ids.
+  MEGAMOE_ROLE void count_bytes(const Crossing& crossing) {
+    const Layout& layout = memory_.layout;
     const uint64_t id_bytes = static_cast<uint64_t>(layout.shape.top_k) * sizeof(int32_t);
     bytes_out_ +=
-        pulls * (layout.row_bytes() + static_cast<uint64_t>(layout.row_scales()) * sizeof(float)) +
-        static_cast<uint64_t>(layout.shape.ffn_ranks) * id_bytes + copies * sizeof(float);
-    bytes_back_ += copies * layout.out_row_bytes();
+        static_cast<uint64_t>(crossing.pulls) * (layout.row_bytes() + layout.row_scale_bytes()) +
+        static_cast<uint64_t>(layout.shape.ffn_ranks) * id_bytes +
+        static_cast<uint64_t>(crossing.copies) * sizeof(float);
+    bytes_back_ += static_cast<uint64_t>(crossing.returned) * layout.out_row_bytes();
   }
 
   Memory memory_;
   int rank_;
   uint64_t deadline_ns_;
-  std::optional<Away> away_[kMaxLanes];
+  typename Target::Failures failures_;
+  Lane lanes_[kMaxLanes];
   uint64_t wait_ns_ = 0;
   uint64_t bytes_out_ = 0;
   uint64_t bytes_back_ = 0;

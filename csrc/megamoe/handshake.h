@@ -11,8 +11,8 @@
 
 namespace megamoe {
 
-constexpr int32_t kProtocolVersion = 1;
-constexpr size_t kHandshakeFields = 14;
+constexpr int32_t kProtocolVersion = 2;
+constexpr size_t kHandshakeFields = 16;
 
 struct HandshakeField {
   const char* name;
@@ -32,7 +32,9 @@ inline std::array<HandshakeField, kHandshakeFields> handshake_fields(const Layou
            {"experts", shape.experts},
            {"moe_layers", shape.moe_layers},
            {"wire", static_cast<int64_t>(shape.wire)},
-           {"scale_block", kScaleBlock},
+           {"scale_format", static_cast<int64_t>(shape.scale_format)},
+           {"scale_block", scale_block(shape.scale_format)},
+           {"return_mode", static_cast<int64_t>(shape.return_mode)},
            {"segment_bytes", static_cast<int64_t>(layout.segment_bytes)},
            {"total_bytes", static_cast<int64_t>(layout.total_bytes)},
            {"generation", static_cast<int64_t>(generation)}}};
@@ -56,6 +58,15 @@ inline void compare_handshake(const Layout& layout, uint64_t generation, const i
     }
     ++region;
   }
+}
+
+// Of entry i of the ownership table [attention_ranks][experts].
+[[noreturn]] inline void throw_owner_differs(size_t i, int experts, int mine, int theirs) {
+  const size_t row = static_cast<size_t>(experts);
+  throw HandshakeError("handshake: field owner of expert " + std::to_string(i % row) +
+                       " for attention rank " + std::to_string(i / row) +
+                       " differs: this side has FFN rank " + std::to_string(mine) +
+                       ", another has " + std::to_string(theirs));
 }
 
 }  // namespace megamoe

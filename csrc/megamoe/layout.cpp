@@ -60,7 +60,8 @@ Layout make_layout(const Shape& shape) {
 
   uint64_t header = 0;
   layout.handshake = append(header, 2 * kLineBytes);
-  layout.owner = append(header, product({static_cast<uint64_t>(shape.experts), 4}));
+  layout.owner = append(header, product({static_cast<uint64_t>(shape.attention_ranks),
+                                         static_cast<uint64_t>(shape.experts), 4}));
   layout.abort = append(header, kLineBytes);
   layout.first_segment = rounded_up(header, kPageBytes);
 
@@ -69,7 +70,7 @@ Layout make_layout(const Shape& shape) {
   layout.done = append(lane, product({static_cast<uint64_t>(shape.ffn_ranks), kLineBytes}));
   layout.count = append(lane, kLineBytes);
   layout.rows = append(lane, product({tokens, layout.row_bytes()}));
-  layout.scales = append(lane, product({tokens, static_cast<uint64_t>(layout.row_scales()), 4}));
+  layout.scales = append(lane, product({tokens, layout.row_scale_bytes()}));
   layout.ids = append(lane, product({tokens, top_k, 4}));
   layout.weights = append(lane, product({tokens, top_k, 4}));
   layout.out = append(lane, product({tokens, top_k, layout.out_row_bytes()}));

@@ -13,8 +13,11 @@
 
 namespace megamoe {
 
-// What crosses the boundary. FP8: e4m3 rows with FP32 block scales out, BF16 rows back.
+// What crosses the boundary. FP8: e4m3 rows with block scales out, BF16 rows back.
 enum class Wire : int32_t { FP8 = 0, BF16 = 1, FP32 = 2 };
+
+// What comes back: a row per top-k slot, or a row per token and FFN rank, the sum of its slots.
+enum class ReturnMode : int32_t { Slot = 0, Reduced = 1 };
 
 struct Shape {
   int32_t attention_ranks;
@@ -26,6 +29,8 @@ struct Shape {
   int32_t experts;
   int32_t moe_layers;
   Wire wire;
+  ScaleFormat scale_format = ScaleFormat::Fp32Per128;  // FP8 only
+  ReturnMode return_mode = ReturnMode::Slot;
 };
 
 constexpr uint64_t kLineBytes = 128;
@@ -43,7 +48,7 @@ struct Layout {
 
   // From the start of memory.
   Region handshake;
-  Region owner;  // int32 [experts]: FFN rank + 1, 0 while nobody has said
+  Region owner;  // int32 [attention_ranks][experts]: FFN rank + 1, 0 while nobody has said
   Region abort;
   uint64_t first_segment;
 
@@ -52,30 +57,34 @@ struct Layout {
   Region done;     // a line per FFN rank
   Region count;    // int32: tokens in IN
   Region rows;     // [max_tokens][row_bytes]
-  Region scales;   // float [max_tokens][scale_blocks], FP8 only
+  Region scales;   // [max_tokens][row_scale_bytes], FP8 only
   Region ids;      // int32 [max_tokens][top_k]
   Region weights;  // float [max_tokens][top_k]
-  Region out;      // [max_tokens][top_k][out_row_bytes]
+  // [max_tokens][top_k][out_row_bytes]. A reduced row lies where the first of its slots would.
+  Region out;
 
   uint64_t lane_bytes;
   uint64_t segment_bytes;
   uint64_t total_bytes;
 
-  uint64_t lane(int attention_rank, int lane) const {
+  MEGAMOE_HOST_DEVICE uint64_t lane(int attention_rank, int lane) const {
     return first_segment + segment_bytes * static_cast<uint64_t>(attention_rank) +
            lane_bytes * static_cast<uint64_t>(lane);
   }
-  uint64_t done_of(int ffn_rank) const {
+  MEGAMOE_HOST_DEVICE uint64_t done_of(int ffn_rank) const {
     return done.offset + kLineBytes * static_cast<uint64_t>(ffn_rank);
   }
-  uint64_t row_bytes() const {
+  MEGAMOE_HOST_DEVICE uint64_t row_bytes() const {
     const int element = shape.wire == Wire::FP8 ? 1 : shape.wire == Wire::BF16 ? 2 : 4;
     return static_cast<uint64_t>(shape.hidden) * element;
   }
-  uint64_t out_row_bytes() const {
+  MEGAMOE_HOST_DEVICE uint64_t out_row_bytes() const {
     return static_cast<uint64_t>(shape.hidden) * (shape.wire == Wire::FP32 ? 4 : 2);
   }
-  int row_scales() const { return shape.wire == Wire::FP8 ? scale_blocks(shape.hidden) : 0; }
+  MEGAMOE_HOST_DEVICE uint64_t row_scale_bytes() const {
+    if (shape.wire != Wire::FP8) return 0;
+    return static_cast<uint64_t>(scale_bytes(shape.scale_format, shape.hidden));
+  }
 };
 
 // Throws std::invalid_argument that names the field out of range, or says that sizes overflow.

@@ -1,11 +1,15 @@
 // Number formats of the wire, one element or one block at a time; host and device.
 //
 // E4M3 is e4m3fn: no infinity, one NaN per sign, largest 448. Encoding saturates and rounds to
-// nearest even. A block of 128 elements along hidden (the last may be shorter) shares one FP32
-// scale, amax / 448.
+// nearest even. A block of elements along hidden (the last may be shorter) shares one scale, amax /
+// 448; as UE8M0, an exponent alone, that is rounded up to a power of two (OCP Microscaling Formats
+// 1.0, section 5.4.1).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+
+#include "megamoe/host_device.h"
 
 #if defined(__CUDACC__)
 #define MEGAMOE_HD static __host__ __device__ __forceinline__
@@ -16,7 +20,8 @@
 
 namespace megamoe {
 
-constexpr int kScaleBlock = 128;
+enum class ScaleFormat : int32_t { Fp32Per128 = 0, Ue8m0Per128 = 1, Ue8m0Per32 = 2 };
+
 constexpr float kE4m3Max = 448.0f;
 
 MEGAMOE_HD uint32_t bits_of(float value) {
@@ -72,6 +77,43 @@ MEGAMOE_HD float block_scale(float amax) {
   return scale > 0.0f ? scale : 1.0f;
 }
 
-constexpr int scale_blocks(int hidden) { return (hidden + kScaleBlock - 1) / kScaleBlock; }
+// The nearest power of two at or above a positive scale, as an exponent with bias 127.
+MEGAMOE_HD uint8_t ue8m0_encode(float scale) {
+  const uint32_t bits = bits_of(scale);
+  const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1 : 0);
+  const uint32_t normal = exponent < 1u ? 1u : exponent;
+  return static_cast<uint8_t>(normal > 254u ? 254u : normal);
+}
+
+MEGAMOE_HD float ue8m0_decode(uint8_t exponent) {
+  return float_of(static_cast<uint32_t>(exponent) << 23);
+}
+
+MEGAMOE_HOST_DEVICE constexpr int scale_block(ScaleFormat format) {
+  return format == ScaleFormat::Ue8m0Per32 ? 32 : 128;
+}
+MEGAMOE_HOST_DEVICE constexpr int scale_blocks(ScaleFormat format, int hidden) {
+  return (hidden + scale_block(format) - 1) / scale_block(format);
+}
+// Of the scales of a row.
+MEGAMOE_HOST_DEVICE constexpr int scale_bytes(ScaleFormat format, int hidden) {
+  return scale_blocks(format, hidden) * (format == ScaleFormat::Fp32Per128 ? 4 : 1);
+}
+
+// Stores the scale of a row's block; returns it as the reader will see it.
+MEGAMOE_HD float store_scale(ScaleFormat format, float scale, std::byte* scales, int block) {
+  if (format == ScaleFormat::Fp32Per128) {
+    reinterpret_cast<float*>(scales)[block] = scale;
+    return scale;
+  }
+  const uint8_t exponent = ue8m0_encode(scale);
+  scales[block] = static_cast<std::byte>(exponent);
+  return ue8m0_decode(exponent);
+}
+
+MEGAMOE_HD float load_scale(ScaleFormat format, const std::byte* scales, int block) {
+  if (format == ScaleFormat::Fp32Per128) return reinterpret_cast<const float*>(scales)[block];
+  return ue8m0_decode(static_cast<uint8_t>(scales[block]));
+}
 
 }  // namespace megamoe

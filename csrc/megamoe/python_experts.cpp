@@ -15,6 +15,7 @@ using attention::kAny;
 using attention::rows_of;
 using cpu::ColocatedExperts;
 using cpu::ExpertBank;
+using cpu::Fp8Weight;
 using cpu::Pool;
 using cpu::WeightType;
 
@@ -35,6 +36,29 @@ void load(ColocatedExperts& experts, int layer, int expert, py::handle gate, py:
   } else {
     load_as<float>(experts.bank(), layer, expert, gate, up, down);
   }
+}
+
+// An e4m3 weight [rows, cols] and its scales, both packed.
+Fp8Weight fp8_weight(py::handle codes, py::handle scales, const char* name, int rows, int cols,
+                     std::pair<int, int> block) {
+  const auto blocks = [](int size, int of) { return of < 1 ? 0 : (size + of - 1) / of; };
+  return {packed<uint8_t>(codes, name, rows, cols),
+          packed<float>(scales, (std::string(name) + "_scales").c_str(), blocks(rows, block.first),
+                        blocks(cols, block.second)),
+          block.first, block.second};
+}
+
+void load_fp8(ColocatedExperts& experts, int layer, int expert, py::handle gate, py::handle up,
+              py::handle down, py::handle gate_scales, py::handle up_scales, py::handle down_scales,
+              std::pair<int, int> block) {
+  ExpertBank& bank = experts.bank();
+  const int hidden = bank.hidden();
+  const int width = bank.width();
+  const Fp8Weight gates = fp8_weight(gate, gate_scales, "gate", width, hidden, block);
+  const Fp8Weight ups = fp8_weight(up, up_scales, "up", width, hidden, block);
+  const Fp8Weight downs = fp8_weight(down, down_scales, "down", hidden, width, block);
+  const py::gil_scoped_release release;
+  bank.load_fp8(layer, expert, gates, ups, downs);
 }
 
 void forward(ColocatedExperts& experts, Pool& pool, int layer, py::handle x, py::handle ids,
@@ -59,21 +83,46 @@ void forward(ColocatedExperts& experts, Pool& pool, int layer, py::handle x, py:
   experts.forward(pool, layer, batch);
 }
 
-void fp8_encode(py::handle x, py::handle codes, py::handle scales) {
+// Rows of scales [n, blocks]: float32, or uint8 exponents.
+struct ScaleRows {
+  std::byte* data;
+  int64_t row_bytes;
+  std::byte* row(int i) const { return data + row_bytes * i; }
+};
+
+template <class T>
+ScaleRows scale_rows_of(py::handle scales, int n, int blocks) {
+  const auto rows = rows_of<T>(scales, "scales", n, blocks);
+  using Element = std::remove_const_t<T>;
+  return {reinterpret_cast<std::byte*>(const_cast<Element*>(rows.data)),
+          rows.stride * static_cast<int64_t>(sizeof(T))};
+}
+
+ScaleRows scale_rows(py::handle scales, ScaleFormat format, int n, int width, bool writeable) {
+  const int blocks = scale_blocks(format, width);
+  if (format == ScaleFormat::Fp32Per128) {
+    return writeable ? scale_rows_of<float>(scales, n, blocks)
+                     : scale_rows_of<const float>(scales, n, blocks);
+  }
+  return writeable ? scale_rows_of<uint8_t>(scales, n, blocks)
+                   : scale_rows_of<const uint8_t>(scales, n, blocks);
+}
+
+void fp8_encode(py::handle x, py::handle codes, py::handle scales, ScaleFormat format) {
   const auto rows = rows_of<const float>(x, "x", kAny, kAny);
   const auto code = rows_of<uint8_t>(codes, "codes", rows.n, rows.width);
-  const auto scale = rows_of<float>(scales, "scales", rows.n, scale_blocks(rows.width));
+  const ScaleRows scale = scale_rows(scales, format, rows.n, rows.width, true);
   for (int i = 0; i < rows.n; ++i) {
-    cpu::row_codec().encode_fp8(rows.row(i), rows.width, code.row(i), scale.row(i));
+    cpu::row_codec().encode_fp8(format, rows.row(i), rows.width, code.row(i), scale.row(i));
   }
 }
 
-void fp8_decode(py::handle codes, py::handle scales, py::handle out) {
+void fp8_decode(py::handle codes, py::handle scales, py::handle out, ScaleFormat format) {
   const auto rows = rows_of<float>(out, "out", kAny, kAny);
   const auto code = rows_of<const uint8_t>(codes, "codes", rows.n, rows.width);
-  const auto scale = rows_of<const float>(scales, "scales", rows.n, scale_blocks(rows.width));
+  const ScaleRows scale = scale_rows(scales, format, rows.n, rows.width, false);
   for (int i = 0; i < rows.n; ++i) {
-    cpu::row_codec().decode_fp8(code.row(i), scale.row(i), rows.width, rows.row(i));
+    cpu::row_codec().decode_fp8(format, code.row(i), scale.row(i), rows.width, rows.row(i));
   }
 }
 
@@ -86,12 +135,17 @@ void bind_experts(py::module_& module) {
            py::arg("dtype"))
       .def("load", &load, py::arg("layer"), py::arg("expert"), py::arg("gate"), py::arg("up"),
            py::arg("down"))
+      .def("load_fp8", &load_fp8, py::arg("layer"), py::arg("expert"), py::arg("gate"),
+           py::arg("up"), py::arg("down"), py::arg("gate_scales"), py::arg("up_scales"),
+           py::arg("down_scales"), py::arg("block"))
       .def("forward", &forward, py::arg("pool"), py::arg("layer"), py::arg("x"), py::arg("ids"),
            py::arg("weights"), py::arg("out"))
       .def_property_readonly("nbytes",
                              [](const ColocatedExperts& self) { return self.bank().bytes(); });
-  module.def("fp8_encode", &fp8_encode, py::arg("x"), py::arg("codes"), py::arg("scales"));
-  module.def("fp8_decode", &fp8_decode, py::arg("codes"), py::arg("scales"), py::arg("out"));
+  module.def("fp8_encode", &fp8_encode, py::arg("x"), py::arg("codes"), py::arg("scales"),
+             py::arg("format") = ScaleFormat::Fp32Per128);
+  module.def("fp8_decode", &fp8_decode, py::arg("codes"), py::arg("scales"), py::arg("out"),
+             py::arg("format") = ScaleFormat::Fp32Per128);
 }
 
 }  // namespace megamoe

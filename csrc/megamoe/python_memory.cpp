@@ -28,9 +28,10 @@ std::string describe(const Layout& layout) {
 }
 
 Layout layout_of(int attention_ranks, int ffn_ranks, int lanes, int max_tokens, int hidden,
-                 int top_k, int experts, int moe_layers, Wire wire) {
-  return make_layout(
-      {attention_ranks, ffn_ranks, lanes, max_tokens, hidden, top_k, experts, moe_layers, wire});
+                 int top_k, int experts, int moe_layers, Wire wire, ScaleFormat scale_format,
+                 ReturnMode return_mode) {
+  return make_layout({attention_ranks, ffn_ranks, lanes, max_tokens, hidden, top_k, experts,
+                      moe_layers, wire, scale_format, return_mode});
 }
 
 DomainHandle domain_of(int fd, const Layout& layout, bool create, int64_t generation) {
@@ -52,10 +53,19 @@ void bind_memory(py::module_& module) {
       .value("FP8", Wire::FP8)
       .value("BF16", Wire::BF16)
       .value("FP32", Wire::FP32);
+  py::enum_<ScaleFormat>(module, "ScaleFormat")
+      .value("FP32_PER_128", ScaleFormat::Fp32Per128)
+      .value("UE8M0_PER_128", ScaleFormat::Ue8m0Per128)
+      .value("UE8M0_PER_32", ScaleFormat::Ue8m0Per32);
+  py::enum_<ReturnMode>(module, "ReturnMode")
+      .value("SLOT", ReturnMode::Slot)
+      .value("REDUCED", ReturnMode::Reduced);
   py::class_<Layout>(module, "Layout")
       .def(py::init(&layout_of), py::kw_only(), py::arg("attention_ranks"), py::arg("ffn_ranks"),
            py::arg("lanes"), py::arg("max_tokens"), py::arg("hidden"), py::arg("top_k"),
-           py::arg("experts"), py::arg("moe_layers"), py::arg("wire"))
+           py::arg("experts"), py::arg("moe_layers"), py::arg("wire"),
+           py::arg("scale_format") = ScaleFormat::Fp32Per128,
+           py::arg("return_mode") = ReturnMode::Slot)
       .def_readonly("total_bytes", &Layout::total_bytes)
       .def_readonly("segment_bytes", &Layout::segment_bytes)
       .def("describe", &describe);

@@ -46,17 +46,36 @@ int checked_rank(int rank, int count) {
   return rank;
 }
 
+// An ownership table as [attention_ranks][experts]; given as that, or as [experts] for all.
+std::vector<int32_t> owner_table(py::handle owner, const Shape& shape) {
+  const auto ranks = static_cast<size_t>(shape.attention_ranks);
+  const auto experts = static_cast<size_t>(shape.experts);
+  std::vector<int32_t> table;
+  table.reserve(ranks * experts);
+  if (attention::array_of(owner, "owner").nd == 1) {
+    const int32_t* row = vector_of<const int32_t>(owner, "owner", shape.experts);
+    for (size_t rank = 0; rank < ranks; ++rank) table.insert(table.end(), row, row + experts);
+  } else {
+    const int32_t* rows = packed<int32_t>(owner, "owner", shape.attention_ranks, shape.experts);
+    table.assign(rows, rows + ranks * experts);
+  }
+  for (const int32_t rank : table) check_range("owner", rank, 0, shape.ffn_ranks - 1);
+  return table;
+}
+
 class PyAttentionSide {
  public:
-  PyAttentionSide(const DomainHandle& domain, int rank, int deadline_ms)
+  PyAttentionSide(const DomainHandle& domain, int rank, int deadline_ms, py::handle owner)
       : opened_(domain),
         side_(opened_.memory(), checked_rank(rank, opened_.shape().attention_ranks),
-              deadline_ns(deadline_ms)) {}
+              deadline_ns(deadline_ms)) {
+    if (!owner.is_none()) opened_.domain->agree_on_owners(owner_table(owner, opened_.shape()));
+  }
 
   void dispatch(int64_t step, int layer, int lane, py::handle x, py::handle ids,
                 py::handle weights) {
     const Shape& shape = check(step, layer, lane);
-    if (const auto& away = side_.away(lane)) {
+    if (const auto* away = side_.away(lane)) {
       bad_argument("lane", std::to_string(lane) + " is still away with step " +
                                std::to_string(away->step) + ", layer " +
                                std::to_string(away->layer) + "; combine it first");
@@ -80,7 +99,7 @@ class PyAttentionSide {
 
   void combine(int64_t step, int layer, int lane, py::handle out) {
     const Shape& shape = check(step, layer, lane);
-    const auto& away = side_.away(lane);
+    const auto* away = side_.away(lane);
     if (!away || away->step != static_cast<uint64_t>(step) || away->layer != layer) {
       bad_argument("lane", std::to_string(lane) + " was not dispatched for step " +
                                std::to_string(step) + ", layer " + std::to_string(layer));
@@ -104,28 +123,39 @@ class PyAttentionSide {
   AttentionSide<Target> side_;
 };
 
-// The bank's index of the experts that `owner` gives `rank`; both must say the same.
-std::vector<int32_t> agreed_index(Domain& domain, int rank, py::handle owner,
-                                  const ExpertBank& experts) {
-  const Shape& shape = domain.memory().layout.shape;
-  const int32_t* owners = vector_of<const int32_t>(owner, "owner", shape.experts);
-  const std::vector<int32_t> table(owners, owners + shape.experts);
-  for (const int32_t o : table) check_range("owner", o, 0, shape.ffn_ranks - 1);
-  if (experts.hidden() != shape.hidden || experts.moe_layers() != shape.moe_layers) {
-    bad_argument("experts", "must have the layout's hidden and moe_layers, " +
-                                std::to_string(shape.hidden) + " and " +
-                                std::to_string(shape.moe_layers) + "; has " +
-                                std::to_string(experts.hidden()) + " and " +
-                                std::to_string(experts.moe_layers()));
+// For each attention rank, the bank's index of the experts that `table` gives `rank`; the bank must
+// hold just those that some attention rank is sent here for.
+std::vector<int32_t> owned_index(const Shape& shape, int rank, const std::vector<int32_t>& table,
+                                 const ExpertBank& bank) {
+  if (bank.hidden() != shape.hidden || bank.moe_layers() != shape.moe_layers) {
+    bad_argument("experts",
+                 "must have the layout's hidden and moe_layers, " + std::to_string(shape.hidden) +
+                     " and " + std::to_string(shape.moe_layers) + "; has " +
+                     std::to_string(bank.hidden()) + " and " + std::to_string(bank.moe_layers()));
   }
-  std::vector<int32_t> index = experts.owned_index(shape.experts);
-  for (size_t e = 0; e < table.size(); ++e) {
-    if ((table[e] == rank) != (index[e] >= 0)) {
+  const std::vector<int32_t> held = bank.owned_index(shape.experts);
+  std::vector<bool> asked(held.size());
+  std::vector<int32_t> index(table.size(), -1);
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (table[i] != rank) continue;
+    asked[i % held.size()] = true;
+    index[i] = held[i % held.size()];
+  }
+  for (size_t e = 0; e < held.size(); ++e) {
+    if (asked[e] != (held[e] >= 0)) {
       bad_argument("experts", "must hold exactly what owner gives FFN rank " +
                                   std::to_string(rank) + "; expert " + std::to_string(e) +
-                                  (index[e] >= 0 ? " is held but not owned" : " is not held"));
+                                  (held[e] >= 0 ? " is held but not owned" : " is not held"));
     }
   }
+  return index;
+}
+
+std::vector<int32_t> agreed_index(Domain& domain, int rank, py::handle owner,
+                                  const ExpertBank& bank) {
+  const Shape& shape = domain.memory().layout.shape;
+  const std::vector<int32_t> table = owner_table(owner, shape);
+  std::vector<int32_t> index = owned_index(shape, rank, table, bank);
   domain.agree_on_owners(table);
   return index;
 }
@@ -175,8 +205,8 @@ class PyFfnSide {
 
 void bind_sides(py::module_& module) {
   py::class_<PyAttentionSide>(module, "AttentionSide")
-      .def(py::init<const DomainHandle&, int, int>(), py::arg("domain"), py::arg("rank"),
-           py::arg("deadline_ms"))
+      .def(py::init<const DomainHandle&, int, int, py::handle>(), py::arg("domain"),
+           py::arg("rank"), py::arg("deadline_ms"), py::arg("owner") = py::none())
       .def("dispatch", &PyAttentionSide::dispatch, py::arg("step"), py::arg("layer"),
            py::arg("lane"), py::arg("x"), py::arg("ids"), py::arg("weights"))
       .def("combine", &PyAttentionSide::combine, py::arg("step"), py::arg("layer"), py::arg("lane"),

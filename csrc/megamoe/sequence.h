@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "megamoe/host_device.h"
+
 namespace megamoe {
 
 // In the mapping, on a line of its own. `sleeping` is 1 while somebody may sleep on it.
@@ -15,21 +17,28 @@ struct Word {
 
 constexpr int kGenerationShift = 40;
 
-constexpr uint64_t sequence_number(uint64_t generation, uint64_t step, uint64_t moe_layers,
-                                   uint64_t layer) {
+MEGAMOE_HOST_DEVICE constexpr uint64_t sequence_number(uint64_t generation, uint64_t step,
+                                                       uint64_t moe_layers, uint64_t layer) {
   return (generation << kGenerationShift) + step * moe_layers + layer + 1;
 }
 
-constexpr bool reached(uint64_t seen, uint64_t expected) {
+MEGAMOE_HOST_DEVICE constexpr bool reached(uint64_t seen, uint64_t expected) {
   return static_cast<int64_t>(seen - expected) >= 0;
 }
 
 // The abort word's value for a culprit (a global rank, or -1), and back. 0 is "not raised".
-constexpr uint64_t abort_value(int culprit) { return static_cast<uint64_t>(culprit + 2); }
-constexpr int abort_culprit(uint64_t value) { return static_cast<int>(value) - 2; }
+MEGAMOE_HOST_DEVICE constexpr uint64_t abort_value(int culprit) {
+  return static_cast<uint64_t>(culprit + 2);
+}
+MEGAMOE_HOST_DEVICE constexpr int abort_culprit(uint64_t value) {
+  return static_cast<int>(value) - 2;
+}
 
+// What the group's threads wrote before is visible to whoever sees the word.
 template <class Target>
-void publish(Word& word, uint64_t value) {
+MEGAMOE_ROLE void publish(Word& word, uint64_t value) {
+  Target::sync();
+  if (!Target::leader()) return;
   Target::store_release(word.value, value);
   Target::wake_if_sleeping(word);
 }
@@ -42,10 +51,12 @@ struct WaitResult {
   uint64_t waited_ns;
 };
 
-// Returns once word >= expected, the abort word is raised or `deadline_ns` have passed. What was
-// written before the publication of `expected` is visible to the caller afterwards.
+// For the leader. Returns once word >= expected, the abort word is raised or `deadline_ns` have
+// passed. What was written before the publication of `expected` is visible to the caller
+// afterwards.
 template <class Target>
-WaitResult await(Word& word, uint64_t expected, const Word& abort, uint64_t deadline_ns) {
+MEGAMOE_ROLE WaitResult await(Word& word, uint64_t expected, const Word& abort,
+                              uint64_t deadline_ns) {
   uint64_t seen = Target::load_acquire(word.value);
   uint64_t aborted = Target::load_acquire(abort.value);
   if (reached(seen, expected) && aborted == 0) return {WaitEnd::Reached, seen, 0};
@@ -73,7 +84,7 @@ WaitResult await(Word& word, uint64_t expected, const Word& abort, uint64_t dead
 
 // Raises the abort word unless it is up already; the caller then wakes every word's sleepers.
 template <class Target>
-void raise_abort(Word& abort, int culprit) {
+MEGAMOE_ROLE void raise_abort(Word& abort, int culprit) {
   Target::store_if_zero(abort.value, abort_value(culprit));
 }
 

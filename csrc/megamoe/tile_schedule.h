@@ -4,11 +4,10 @@
 // computes the same tiles.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <vector>
+
+#include "megamoe/host_device.h"
 
 namespace megamoe {
 
@@ -16,11 +15,14 @@ namespace megamoe {
 struct Routes {
   const int32_t* ids;
   int32_t tokens;
+  // [experts]: the expert's index among the owned, or -1 if another rank serves this source.
+  const int32_t* owned_index;
 };
 
 struct PulledRow {
   int32_t source;
   int32_t token;
+  int32_t slot;  // the first that this rank serves
 };
 
 struct RoutedCopy {
@@ -34,25 +36,40 @@ struct Tile {
   int32_t rows;
 };
 
+// The first id outside [-1, experts); no source if there is none.
 struct BadRoute {
   int32_t source;
   int32_t token;
   int32_t id;
+
+  MEGAMOE_ROLE explicit operator bool() const { return source >= 0; }
 };
 
+// Of the leader: on a GPU one thread builds what all read.
+template <class Lists>
 class TileSchedule {
  public:
   static constexpr int kTileRows = 96;
 
-  // `owned_index` [experts]: the expert's index among the owned, or -1. Returns the first id
-  // outside [-1, experts), in which case the schedule is empty.
-  std::optional<BadRoute> build(const std::vector<Routes>& sources, int top_k,
-                                const std::vector<int32_t>& owned_index, int owned) {
+  template <class T>
+  using List = typename Lists::template List<T>;
+
+  // For at most this many rows, copies and owned experts.
+  MEGAMOE_HOST_DEVICE explicit TileSchedule(Lists& lists, size_t rows, size_t copies, size_t owned)
+      : rows_(lists.template empty<PulledRow>(rows)),
+        slots_(lists.template empty<Slot>(copies)),
+        copies_(lists.template empty<RoutedCopy>(copies)),
+        tiles_(lists.template empty<Tile>(owned + copies / kTileRows)),
+        ends_(lists.template empty<int32_t>(owned + 1)) {}
+  TileSchedule() = default;
+
+  // After a bad route the schedule is empty.
+  MEGAMOE_ROLE BadRoute build(const List<Routes>& sources, int top_k, int experts, int owned) {
     rows_.clear();
     slots_.clear();
     tiles_.clear();
     ends_.assign(static_cast<size_t>(owned) + 1, 0);
-    if (const auto bad = scan(sources, top_k, owned_index)) {
+    if (const BadRoute bad = scan(sources, top_k, experts)) {
       rows_.clear();
       copies_.clear();
       return bad;
@@ -62,23 +79,23 @@ class TileSchedule {
     // ends_[e] is where expert e's next copy goes.
     copies_.resize(slots_.size());
     for (const Slot& slot : slots_) copies_[ends_[slot.expert]++] = slot.copy;
-    return std::nullopt;
+    return none();
   }
 
   // Each row that some owned expert needs, once.
-  const std::vector<PulledRow>& rows() const { return rows_; }
-  const std::vector<RoutedCopy>& copies() const { return copies_; }
-  const std::vector<Tile>& tiles() const { return tiles_; }
+  MEGAMOE_ROLE const List<PulledRow>& rows() const { return rows_; }
+  MEGAMOE_ROLE const List<RoutedCopy>& copies() const { return copies_; }
+  MEGAMOE_ROLE const List<Tile>& tiles() const { return tiles_; }
 
  private:
+  MEGAMOE_ROLE static BadRoute none() { return {-1, 0, 0}; }
+
   struct Slot {
     int32_t expert;
     RoutedCopy copy;
   };
 
-  std::optional<BadRoute> scan(const std::vector<Routes>& sources, int top_k,
-                               const std::vector<int32_t>& owned_index) {
-    const auto experts = static_cast<uint32_t>(owned_index.size());
+  MEGAMOE_ROLE BadRoute scan(const List<Routes>& sources, int top_k, int experts) {
     for (size_t s = 0; s < sources.size(); ++s) {
       const int32_t* ids = sources[s].ids;
       for (int32_t token = 0; token < sources[s].tokens; ++token, ids += top_k) {
@@ -86,34 +103,35 @@ class TileSchedule {
         for (int32_t slot = 0; slot < top_k; ++slot) {
           const int32_t id = ids[slot];
           if (id == -1) continue;
-          if (static_cast<uint32_t>(id) >= experts) {
+          if (id < 0 || id >= experts) {
             return BadRoute{static_cast<int32_t>(s), token, id};
           }
-          const int32_t expert = owned_index[static_cast<size_t>(id)];
+          const int32_t expert = sources[s].owned_index[id];
           if (expert < 0) continue;
-          if (!pulled) rows_.push_back({static_cast<int32_t>(s), token});
+          if (!pulled) rows_.push_back({static_cast<int32_t>(s), token, slot});
           pulled = true;
           slots_.push_back({expert, {static_cast<int32_t>(rows_.size()) - 1, slot}});
           ++ends_[static_cast<size_t>(expert) + 1];
         }
       }
     }
-    return std::nullopt;
+    return none();
   }
 
-  void add_tiles(int owned) {
+  MEGAMOE_ROLE void add_tiles(int owned) {
     for (int e = 0; e < owned; ++e) {
       for (int32_t first = ends_[e]; first < ends_[e + 1]; first += kTileRows) {
-        tiles_.push_back({e, first, std::min(kTileRows, ends_[e + 1] - first)});
+        const int32_t left = ends_[e + 1] - first;
+        tiles_.push_back({e, first, left < kTileRows ? left : kTileRows});
       }
     }
   }
 
-  std::vector<PulledRow> rows_;
-  std::vector<Slot> slots_;
-  std::vector<RoutedCopy> copies_;
-  std::vector<Tile> tiles_;
-  std::vector<int32_t> ends_;
+  List<PulledRow> rows_;
+  List<Slot> slots_;
+  List<RoutedCopy> copies_;
+  List<Tile> tiles_;
+  List<int32_t> ends_;
 };
 
 }  // namespace megamoe

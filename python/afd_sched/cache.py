@@ -1,54 +1,93 @@
-"""Pages of one attention rank's KV cache.
+"""Pages of every attention rank's KV cache, in arrays that all ranks share.
 
-page   [ free | held by a slot | retired, but a step in flight still names it ]
+page   [ free | held by slots, or by the prefix cache, or both ]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from afd_sched.ints import positions_within
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
 
 class CacheManager:
-    """A stack of free pages and the pages each slot holds, in order of position."""
+    """A stack of free pages per rank, and the pages each slot holds, in order of position.
 
-    def __init__(self, pages: int, page_size: int, slots: int) -> None:
-        self.pages = pages
+    Slots are numbered through all ranks, pages within a rank. ``free`` [ranks]; ``held`` [slots]:
+    pages a slot holds. Where a method takes several slots they are in ascending order of rank.
+    """
+
+    def __init__(
+        self, pages: Sequence[int], page_size: int, slots_per_rank: int, pages_per_slot: int
+    ) -> None:
+        self.pages = np.array(pages, np.int64)
         self.page_size = page_size
-        self._stack = np.arange(pages - 1, -1, -1, dtype=np.int32)
-        self.free = pages
-        self._held: list[list[NDArray[np.int32]]] = [[] for _ in range(slots)]
-        self.held_count = np.zeros(slots, np.int32)
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that all pages hold."""
-        return self.pages * self.page_size
+        self._slots = slots_per_rank
+        self._width = int(self.pages.max())
+        # The lowest page is on top; the bottom of a smaller rank's row is never reached.
+        self._stack = (self.pages[:, None] - 1 - np.arange(self._width)).astype(np.int32)
+        self.free = self.pages.copy()
+        self.held = np.zeros(len(pages) * slots_per_rank, np.int64)
+        self._table = np.zeros((len(self.held), pages_per_slot), np.int32)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that ``tokens`` positions need."""
         return -(-tokens // self.page_size)
 
-    def take(self, count: int) -> NDArray[np.int32]:
-        """``count`` free pages; ask ``free`` first."""
-        self.free -= count
-        return self._stack[self.free : self.free + count][::-1].copy()
+    def append(self, slots: I64, counts: I64) -> I32:
+        """Gives each slot ``counts`` more pages; a rank's ``free`` must suffice. Returns them."""
+        ranks = np.repeat(slots // self._slots, counts)
+        taken = np.bincount(ranks, minlength=len(self.free))
+        first = np.cumsum(taken) - taken
+        top = self.free[ranks] - 1 - (np.arange(len(ranks)) - first[ranks])
+        pages = self._stack[ranks, top]
+        self.free -= taken
+        at = self.held[slots]
+        if len(ranks) == len(slots):
+            self._table[slots, at] = pages
+        else:
+            at = np.repeat(at, counts) + positions_within(counts)
+            self._table[np.repeat(slots, counts), at] = pages
+        self.held[slots] += counts
+        return pages
 
-    def hold(self, slot: int, pages: NDArray[np.int32]) -> None:
-        """Appends pages to what a slot holds."""
-        self._held[slot].append(pages)
-        self.held_count[slot] += len(pages)
+    def held_pages(self, slots: I64) -> tuple[I64, I32]:
+        """The pages of several slots end to end, with the slot of each."""
+        counts = self.held[slots]
+        return np.repeat(slots, counts), self.pages_at(slots, np.zeros_like(counts), counts)
 
-    def hold_one_each(self, slots: NDArray[np.int32], pages: NDArray[np.int32]) -> None:
-        """Appends one page to each of several slots."""
-        for slot, page in zip(slots.tolist(), pages, strict=True):
-            self._held[slot].append(page[None])
-        self.held_count[slots] += 1
+    def pages_at(self, slots: I64, first: I64, counts: I64) -> I32:
+        """``counts`` pages of each slot from its ``first`` on, end to end."""
+        at = positions_within(counts) + np.repeat(first, counts)
+        pages: I32 = self._table[np.repeat(slots, counts), at]
+        return pages
 
-    def release(self, slot: int) -> None:
-        """Frees all pages of a slot that no step in flight names."""
-        for pages in self._held[slot]:
-            self._stack[self.free : self.free + len(pages)] = pages
-            self.free += len(pages)
-        self._held[slot].clear()
-        self.held_count[slot] = 0
+    def pages_of(self, slot: int, first: int, end: int) -> I32:
+        """A view of some of one slot's pages."""
+        return self._table[slot, first:end]
+
+    def share(self, slot: int, pages: Sequence[I32]) -> None:
+        """The first pages of an empty slot are others' too; who they belong to is not kept here."""
+        for some in pages:
+            at = self.held[slot]
+            self._table[slot, at : at + len(some)] = some
+            self.held[slot] += len(some)
+
+    def drop(self, slots: I64) -> None:
+        """The slots hold nothing any more; ``give_back`` says which pages are free for it."""
+        self.held[slots] = 0
+
+    def give_back(self, ranks: Sequence[int], pages: Sequence[I32]) -> None:
+        """Frees pages that no step in flight names; ``ranks`` ascend, one per array of pages."""
+        owners = np.repeat(ranks, [len(some) for some in pages])
+        returned = np.bincount(owners, minlength=len(self.free))
+        first = np.cumsum(returned) - returned
+        at = self.free[owners] + (np.arange(len(owners)) - first[owners])
+        self._stack[owners, at] = np.concatenate(pages)
+        self.free += returned

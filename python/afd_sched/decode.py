@@ -1,9 +1,10 @@
-"""The running requests of one attention rank: plain arrays by slot, so that a steady step touches
-no object per request.
+"""The running requests of all attention ranks: plain arrays by slot, so that a steady step touches
+no object per request or per rank.
 
     fed      rows planned so far; the next row has this position
     prompt   tokens known at admission: below it a slot extends, from it on it decodes
-    limit    total tokens; the row at position limit - 2 samples the last one
+    room     positions that the slot's pages hold
+    end      rows after which nothing is left to run: the row at end - 1 samples the last token
 """
 
 from __future__ import annotations
@@ -11,67 +12,113 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_HISTORY_TOKENS = 64
+I64 = NDArray[np.int64]
+_NEVER = np.iinfo(np.int32).max
+_NO_UID = np.iinfo(np.int64).max
+
+
+class RowOrder:
+    """Slots in the order of a step's rows: by rank, then by uid. Immutable."""
+
+    def __init__(self, slots: I64, uid: I64) -> None:
+        self.slots = slots
+        self.uids = uid[slots]
+        self._by_uid: I64 | None = None
+
+    @property
+    def by_uid(self) -> I64:
+        """Indices that sort the rows of all ranks by uid; a steady batch sorts once."""
+        if self._by_uid is None:
+            self._by_uid = np.argsort(self.uids)
+        return self._by_uid
 
 
 class DecodeManager:
-    """State by slot. ``resident``: in the worker's table. ``open``: still delivering tokens.
+    """State by slot; slots are numbered through all ranks.
 
-    ``count`` requests are resident; they entered with ``load_tokens`` tokens in all.
+    A slot is *resident* while it is in its worker's table and *open* while it still delivers
+    tokens. ``count`` [ranks]: resident slots; ``decoding`` [ranks]: those of them that decode.
+    ``advance`` is 1 where a slot decodes, else 0.
     """
 
-    def __init__(self, slots: int) -> None:
-        self.uid = np.full(slots, -1, np.int64)
-        self.fed = np.zeros(slots, np.int32)
-        self.prompt = np.zeros(slots, np.int32)
-        self.limit = np.zeros(slots, np.int32)
-        self.resident = np.zeros(slots, np.bool_)
-        self.open = np.zeros(slots, np.bool_)
-        self.ignore_eos = np.zeros(slots, np.bool_)
-        self.last_step = np.full(slots, -1, np.int64)
-        self.generated = np.zeros(slots, np.int32)
-        self._history = np.zeros((slots, _HISTORY_TOKENS), np.int32)
-        self._order: NDArray[np.int32] | None = None
-        self.count = 0
-        self.load_tokens = 0
+    def __init__(self, ranks: int, slots: int) -> None:
+        self._slots = slots
+        total = ranks * slots
+        self.uid = np.full(total, -1, np.int64)
+        self.fed = np.zeros(total, np.int32)
+        self.prompt = np.zeros(total, np.int32)
+        self.quota = np.zeros(total, np.int32)
+        self.generated = np.zeros(total, np.int32)
+        self.open = np.zeros(total, np.bool_)
+        self.ignore_eos = np.zeros(total, np.bool_)
+        self.advance = np.zeros(total, np.int32)
+        # A slot that is not resident never reaches these.
+        self.room = np.full(total, _NEVER, np.int32)
+        self.end = np.full(total, _NEVER, np.int32)
+        self.count = np.zeros(ranks, np.int64)
+        self.decoding = np.zeros(ranks, np.int64)
+        self._key = np.full((ranks, slots), _NO_UID, np.int64)
+        self._sorted = np.tile(np.arange(slots), (ranks, 1))
+        self._changed: set[int] = set(range(ranks))
+        self._order = RowOrder(np.zeros(0, np.int64), self.uid)
 
-    def enter(self, slot: int, uid: int, tokens: int, limit: int, ignore_eos: bool) -> None:
-        """A request takes a slot."""
-        self.uid[slot] = uid
-        self.fed[slot] = 0
-        self.prompt[slot] = tokens
-        self.limit[slot] = limit
-        self.resident[slot] = self.open[slot] = True
-        self.ignore_eos[slot] = ignore_eos
-        self.last_step[slot] = -1
-        self.generated[slot] = 0
-        self.count += 1
-        self.load_tokens += tokens
-        self._order = None
+    def enter(self, slots: I64, uids: I64, tokens: I64, limits: I64, ignore_eos: I64) -> None:
+        """Requests of ``tokens`` known tokens, at most ``limits`` in all, take slots; their ``fed``
+        and ``room`` are set when they get pages."""
+        self.uid[slots] = self._key.reshape(-1)[slots] = uids
+        self.prompt[slots] = tokens
+        self.quota[slots] = limits - tokens
+        self.end[slots] = limits - 1
+        self.generated[slots] = 0
+        self.open[slots] = True
+        self.ignore_eos[slots] = ignore_eos
+        ranks = slots // self._slots
+        self.count += np.bincount(ranks, minlength=len(self.count))
+        self._changed.update(ranks.tolist())
 
-    def retire(self, slot: int) -> None:
-        """The slot leaves the worker's table with the next plan."""
-        self.resident[slot] = False
-        self.count -= 1
-        self.load_tokens -= int(self.prompt[slot])
-        self._order = None
+    def extend(self, slots: I64, counts: NDArray[np.int32], done: I64) -> None:
+        """Prompts advance; those of ``done`` have run, and decode from the next step on."""
+        self.fed[slots] += counts
+        self.advance[done] = 1
+        self.decoding += np.bincount(done // self._slots, minlength=len(self.count))
+
+    def close(self, slots: I64) -> None:
+        """No more tokens are delivered; the next plan retires those that are still resident."""
+        self.open[slots] = False
+        self.end[slots] = np.where(self.end[slots] == _NEVER, _NEVER, 0)
+
+    def spent(self) -> I64:
+        """Resident slots with nothing left to run: closed, or their last row is planned."""
+        return np.flatnonzero(self.fed >= self.end)
+
+    def at_page_end(self) -> I64:
+        """Resident slots whose next row needs a new page; a prompt's pages come with it."""
+        return np.flatnonzero(self.fed >= self.room)
+
+    def retire(self, slots: I64) -> None:
+        """The slots leave the workers' tables with the next plans."""
+        ranks = slots // self._slots
+        self.count -= np.bincount(ranks, minlength=len(self.count))
+        leaving = ranks[self.advance[slots] > 0]
+        self.decoding -= np.bincount(leaving, minlength=len(self.count))
+        self.advance[slots] = 0
+        self.room[slots] = self.end[slots] = _NEVER
+        self._key.reshape(-1)[slots] = _NO_UID
+        self._changed.update(ranks.tolist())
 
     @property
-    def order(self) -> NDArray[np.int32]:
-        """Resident slots in uid order: the order of a batch's rows."""
-        if self._order is None:
-            slots = np.flatnonzero(self.resident).astype(np.int32)
-            self._order = slots[np.argsort(self.uid[slots])]
+    def order(self) -> RowOrder:
+        """All resident slots."""
+        if self._changed:
+            rows = np.array(sorted(self._changed))
+            self._changed.clear()
+            slots = np.argsort(self._key[rows], axis=1)
+            self._sorted[rows] = slots + (rows * self._slots)[:, None]
+            taken = np.arange(self._slots) < self.count[:, None]
+            self._order = RowOrder(self._sorted[taken], self.uid)
         return self._order
 
-    def record(self, slots: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
-        """Appends one committed token to each slot's history."""
-        at = self.generated[slots]
-        if len(at) and at.max() >= self._history.shape[1]:
-            self._history = np.concatenate([self._history, np.zeros_like(self._history)], axis=1)
-        self._history[slots, at] = tokens
-        self.generated[slots] = at + 1
-
-    def history(self, slot: int) -> NDArray[np.int32]:
-        """The tokens committed since this slot's admission."""
-        return self._history[slot, : self.generated[slot]].copy()
+    def slots_of(self, rank: int) -> I64:
+        """A rank's resident slots, by uid."""
+        _ = self.order
+        return self._sorted[rank, : self.count[rank]]

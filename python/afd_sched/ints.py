@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -12,6 +15,11 @@ _INT64 = np.dtype("<i8")
 def pack_int32(values: ArrayLike) -> bytes:
     """Any shape, row-major."""
     return np.ascontiguousarray(values, _INT32).tobytes()
+
+
+def pack_few_int32(values: Sequence[int]) -> bytes:
+    """A short list of Python integers, without an array in between."""
+    return struct.pack(f"<{len(values)}i", *values)
 
 
 def pack_int64(values: ArrayLike) -> bytes:
@@ -27,3 +35,10 @@ def unpack_int32(data: bytes) -> NDArray[np.int32]:
 def unpack_pairs(data: bytes) -> NDArray[np.int32]:
     """[n, 2]; raises ValueError if the length is not a multiple of 8."""
     return np.frombuffer(data, _INT32).reshape(-1, 2)
+
+
+def positions_within(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, … count - 1 for each count, end to end."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) - np.repeat(ends - counts, counts)

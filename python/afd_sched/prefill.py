@@ -2,25 +2,93 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from bisect import insort
+from operator import attrgetter
+
+from afd_sched.req import Req
 
 
-class PrefillAdder:
-    """Deals one rank's prompt tokens of one step, earliest request first."""
+class Chunks:
+    """One rank's prompt tokens of one step: ``pairs`` slot, tokens, slot, tokens, … with the slots
+    numbered within the rank; ``rows`` tokens in all."""
 
-    def __init__(self, budget_tokens: int) -> None:
-        self._left = budget_tokens
-        self._pairs: list[tuple[int, int]] = []
+    __slots__ = ("pairs", "rows")
 
-    def add(self, slot: int, remaining: int) -> int:
-        """Tokens that ``slot`` may run of its ``remaining``; 0 when the budget is spent."""
-        count = min(remaining, self._left)
-        if count:
-            self._left -= count
-            self._pairs.append((slot, count))
-        return count
+    def __init__(self) -> None:
+        self.pairs: list[int] = []
+        self.rows = 0
 
-    def pairs(self) -> NDArray[np.int32]:
-        """[n, 2] of (slot, tokens)."""
-        return np.array(self._pairs, np.int32).reshape(-1, 2)
+
+class _Prompt:
+    __slots__ = ("order", "remaining", "slot")
+
+    def __init__(self, req: Req, remaining: int) -> None:
+        self.order, self.slot, self.remaining = req.order, req.slot, remaining
+
+
+_ORDER = attrgetter("order")
+
+
+class Deal:
+    """One step's chunks by rank; ``slots`` and ``counts`` of them all, and of them ``done``: slots
+    whose prompt ends in this step. Slots are numbered through all ranks."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, Chunks] = {}
+        self.slots: list[int] = []
+        self.counts: list[int] = []
+        self.done: list[int] = []
+
+
+class PrefillManager:
+    """Prompts that have not run to their end, by rank."""
+
+    def __init__(self, budget_tokens: int, slots_per_rank: int) -> None:
+        self._budget = budget_tokens
+        self._slots = slots_per_rank
+        self._prompts: dict[int, list[_Prompt]] = {}
+
+    def add(self, req: Req, remaining: int) -> None:
+        """A request has got a slot, and ``remaining`` tokens of its prompt to run."""
+        prompt = _Prompt(req, remaining)
+        prompts = self._prompts.setdefault(req.slot // self._slots, [])
+        if prompts and prompts[-1].order > req.order:
+            insort(prompts, prompt, key=_ORDER)
+        else:
+            prompts.append(prompt)
+
+    def discard(self, slots: list[int]) -> None:
+        """The slots run no more of their prompts, if they have any left."""
+        for slot in slots if self._prompts else ():
+            rank = slot // self._slots
+            if rank in self._prompts:
+                self._keep(rank, [p for p in self._prompts[rank] if p.slot != slot])
+
+    def _keep(self, rank: int, prompts: list[_Prompt]) -> None:
+        if prompts:
+            self._prompts[rank] = prompts
+        else:
+            del self._prompts[rank]
+
+    def deal(self, sitting_out: set[int]) -> Deal:
+        """One step's chunks, first request first within each rank."""
+        deal = Deal()
+        for rank in [r for r in self._prompts if r not in sitting_out]:
+            chunks = deal.chunks[rank] = Chunks()
+            first, left, done = rank * self._slots, self._budget, 0
+            for prompt in self._prompts[rank]:
+                count = min(prompt.remaining, left)
+                if count == 0:
+                    break
+                left -= count
+                chunks.pairs += (prompt.slot - first, count)
+                deal.slots.append(prompt.slot)
+                deal.counts.append(count)
+                prompt.remaining -= count
+                if prompt.remaining == 0:
+                    deal.done.append(prompt.slot)
+                    done += 1
+            chunks.rows = self._budget - left
+            if done:
+                self._keep(rank, self._prompts[rank][done:])
+        return deal

@@ -8,19 +8,29 @@ ends by EOS runs one wasted row, which ``commit`` drops.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from afd_sched.admission import Admission
+from afd_sched.decode import RowOrder
+from afd_sched.deltas import PlanDeltas
 from afd_sched.ints import pack_int32
 from afd_sched.messages import FfnStep, SamplingParams, StepPlan
-from afd_sched.rank import RankScheduler, RankStep
+from afd_sched.prefill import Deal, PrefillManager
 from afd_sched.req import FinishReason, Req, RequestRefused
+from afd_sched.residents import Residents
+from afd_sched.stops import StopTokens
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+_ORDER = attrgetter("order")
+_NO_PAGES = np.zeros(0, np.int32)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +45,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     eos_token_ids: tuple[int, ...]
     overlap: bool
+    radix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,19 @@ class TokenBatch:
     finished: NDArray[np.int8]
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A step in flight: the tokens that each rank owes, whose they are (rank by rank), and the
+    slots whose prompts end in it."""
+
+    step: int
+    ranks: list[int]
+    counts: list[int]
+    rows: RowOrder
+    cells: I64
+    prompts: I64
+
+
 class StepOrderError(Exception):
     """plan or commit was called out of order, or with other ranks' results."""
 
@@ -74,29 +98,37 @@ class BadResult(Exception):
 
 
 class Scheduler:
-    """See the module; every decision is deterministic in the order of calls."""
+    """See the module; every decision is deterministic in the order of calls. Inside, slots are
+    numbered through all ranks (rank * slots + slot), so that one array operation serves all."""
 
     def __init__(self, config: SchedulerConfig, pages_per_rank: Sequence[int]) -> None:
         """``pages_per_rank``: KV pages of each attention rank."""
+        ranks, slots, page_size = len(pages_per_rank), config.max_running_requests, config.page_size
         self._config = config
-        self._ranks = [
-            RankScheduler(
-                config.max_running_requests, pages, config.page_size, config.chunked_prefill_size
-            )
-            for pages in pages_per_rank
-        ]
-        self._eos = np.array(config.eos_token_ids, np.int32)
+        self._slots = slots
+        self.max_total_tokens = min(config.context_length, min(pages_per_rank) * page_size)
+        self._residents = Residents(
+            pages_per_rank,
+            page_size,
+            slots,
+            pages_per_slot=-(-self.max_total_tokens // page_size),
+            radix=config.radix_cache,
+        )
+        self._running = self._residents.running
+        self._cache = self._residents.cache
+        self._prefill = PrefillManager(config.chunked_prefill_size, slots)
+        self._stops = StopTokens(ranks * slots)
+        self._deltas = PlanDeltas(slots, self._cache)
+        self._admission = Admission(
+            self._residents, self._prefill, self._stops, self._deltas, self.max_total_tokens
+        )
         self._reqs: dict[int, Req] = {}
-        self._waiting: list[tuple[int, Req]] = []
-        self._retracted: list[Req] = []
-        # Few requests name stop tokens of their own; the rest must not pay for them.
-        self._stop_watchers: set[int] = set()
-        self._in_flight: deque[tuple[int, dict[int, RankStep]]] = deque()
+        # With the last step that may name them.
+        self._retracted: dict[int, tuple[int, Req]] = {}
+        self._in_flight: deque[_Planned] = deque()
         self._next_step = 0
         self._committed = -1
         self.retractions = 0
-        smallest = min(rank.cache.capacity_tokens for rank in self._ranks)
-        self.max_total_tokens = min(config.context_length, smallest)
 
     @property
     def in_flight(self) -> int:
@@ -111,45 +143,44 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that hold no slot."""
-        return len(self._waiting) + len(self._retracted)
+        return len(self._admission.queue) + len(self._retracted)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of the tokens of admitted requests that the prefix cache had, since the start."""
+        admission = self._admission
+        return admission.cached_tokens / max(1, admission.prompt_tokens)
 
     @property
     def running(self) -> int:
         """Requests that hold a slot."""
         return len(self._reqs) - self.waiting
 
-    def add(self, uid: int, input_ids: NDArray[np.int32], sampling: SamplingParams) -> None:
+    def add(self, uid: int, input_ids: I32, sampling: SamplingParams) -> None:
         """Queues a request; raises RequestRefused if it can never run."""
         if uid in self._reqs:
             raise RequestRefused(f"request {uid} is already open")
-        if sampling.max_new_tokens < 1:
-            raise RequestRefused(
-                f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}"
-            )
-        if len(input_ids) == 0:
-            raise RequestRefused("the prompt is empty")
-        if len(input_ids) >= self.max_total_tokens:
-            raise RequestRefused(
-                f"a prompt of {len(input_ids)} tokens leaves no room to answer: a request may have "
-                f"{self.max_total_tokens} tokens in all"
-            )
-        limit = min(len(input_ids) + sampling.max_new_tokens, self.max_total_tokens)
-        req = Req(uid, input_ids, sampling, limit)
-        self._reqs[uid] = req
-        if sampling.stop_token_ids:
-            self._stop_watchers.add(uid)
-        insort(self._waiting, (uid, req), key=lambda entry: entry[0])
+        self._reqs[uid] = self._admission.request(uid, input_ids, sampling, self._next_step)
 
     def abort(self, uid: int) -> None:
         """Ends a request wherever it is; an unknown uid is ignored."""
-        req = self._reqs.pop(uid, None)
+        req = self._reqs.get(uid)
         if req is None:
             return
-        self._stop_watchers.discard(uid)
-        self._waiting = [entry for entry in self._waiting if entry[0] != uid]
-        self._retracted = [other for other in self._retracted if other.uid != uid]
-        if req.rank >= 0:
-            self._ranks[req.rank].running.open[req.slot] = False
+        if req.slot < 0:
+            del self._reqs[uid]
+            self._admission.queue.remove(req)
+        else:
+            self._end(np.array([req.slot]))
+
+    def _end(self, slots: I64) -> None:
+        """The requests in these slots are over; nothing more of them is delivered."""
+        self._running.close(slots)
+        self._stops.forget(slots.tolist())
+        for slot in slots.tolist():
+            uid = self._residents.by_slot[slot].req.uid
+            del self._reqs[uid]
+            self._retracted.pop(uid, None)
 
     # ------------------------------------------------------------------------------- plan
 
@@ -157,135 +188,160 @@ class Scheduler:
         """The next step, or None if no rank has a row to run; raises StepOrderError if too many
         steps are in flight."""
         if not self.may_plan:
-            raise StepOrderError(f"step {self._in_flight[0][0]} must be committed first")
-        self._retire_spent()
-        self._admit()
-        step = self._next_step
-        steps: dict[int, RankStep] = {}
-        for index, rank in enumerate(self._ranks):
-            if rank.running.count and self._make_room(rank):
-                planned = rank.step(step)
-                if planned.rows:
-                    steps[index] = planned
-        if not steps:
+            raise StepOrderError(f"step {self._in_flight[0].step} must be committed first")
+        spent = self._running.spent()
+        if len(spent):
+            self._retire(spent)
+        if self._admission.queue:
+            self._admission.admit(self._next_step)
+        sitting_out, grown = self._grow()
+        ranks = [r for r in np.flatnonzero(self._running.count).tolist() if r not in sitting_out]
+        if not ranks:
             return None
+        deal = self._prefill.deal(sitting_out)
+        planned, rows = self._lay_out(ranks, deal, sitting_out)
         self._next_step += 1
-        self._in_flight.append((step, steps))
-        lanes = min(self._config.num_lanes, max(s.rows for s in steps.values()))
+        self._in_flight.append(planned)
+        step, lanes = planned.step, min(self._config.num_lanes, rows)
         ffn = None
         if self._config.ffn_ranks:
-            ffn = FfnStep(step=step, lanes=lanes, attention_ranks=pack_int32(list(steps)))
+            ffn = FfnStep(step=step, lanes=lanes, attention_ranks=pack_int32(ranks))
         return StepBundle(
             step=step,
             lanes=lanes,
-            plans={i: self._ranks[i].take_plan(step, lanes, s.extend) for i, s in steps.items()},
+            plans=self._deltas.plans(step, lanes, ranks, deal.chunks, grown),
             ffn=ffn,
-            extend_tokens=sum(s.extend_tokens for s in steps.values()),
+            extend_tokens=sum(deal.counts),
         )
 
-    def _retire_spent(self) -> None:
-        for rank in self._ranks:
-            for slot in rank.spent().tolist():
-                rank.retire(slot, self._committed)
+    def _retire(self, slots: I64) -> None:
+        """The slots leave with the next plan; they are freed once their last step is committed."""
+        self._prefill.discard(slots.tolist())
+        self._deltas.retire(slots.tolist())
+        self._residents.retire(slots, self._next_step - 1)
+        self._free_committed()
 
-    def _admit(self) -> None:
-        """First come, first served: a head that does not fit holds the others back, so that none
-        starves."""
-        while self._waiting:
-            req = self._waiting[0][1]
-            fitting = [i for i, rank in enumerate(self._ranks) if rank.fits(len(req.tokens) + 1)]
-            if not fitting:
-                return
-            self._waiting.pop(0)
-            req.rank = min(fitting, key=lambda i: (self._ranks[i].running.load_tokens, i))
-            self._ranks[req.rank].admit(req)
+    def _free_committed(self) -> None:
+        """Retracted requests whose last step is committed wait again, with what they generated;
+        slots that no step in flight names are free again."""
+        for uid, (last, req) in list(self._retracted.items()):
+            if last <= self._committed:
+                del self._retracted[uid]
+                slots = np.array([req.slot])
+                req.tokens += self._residents.generated(slots)[0]
+                self._running.close(slots)
+                self._stops.forget([req.slot])
+                req.slot = -1
+                self._admission.queue.add(req)
+        self._residents.free(self._committed)
 
-    def _make_room(self, rank: RankScheduler) -> bool:
-        """Retracts the latest arrivals until this step's pages suffice; False if the rank must sit
-        this step out until pages come back."""
-        while rank.missing_pages():
-            if rank.awaits_pages:
+    def _grow(self) -> tuple[set[int], tuple[I64, I32]]:
+        """A page for each slot whose next row begins one. Where they do not suffice, the latest
+        arrivals are retracted, and the rank sits the step out until their pages come back."""
+        slots = self._running.at_page_end()
+        if not len(slots):
+            return set(), (slots, _NO_PAGES)
+        need = np.bincount(slots // self._slots, minlength=len(self._cache.free))
+        sitting_out: set[int] = set()
+        for rank in np.flatnonzero(need > self._cache.free).tolist():
+            if not self._make_room(rank):
+                sitting_out.add(rank)
+            slots = self._running.at_page_end()
+        if sitting_out:
+            slots = slots[~np.isin(slots // self._slots, list(sitting_out))]
+        return sitting_out, (slots, self._residents.grow(slots))
+
+    def _make_room(self, rank: int) -> bool:
+        """False if the rank must wait for pages that a step in flight still names."""
+        while True:
+            growing = np.count_nonzero(self._running.at_page_end() // self._slots == rank)
+            if growing > self._cache.free[rank]:
+                self._residents.evict(rank, int(growing), self._next_step)
+            if growing <= self._cache.free[rank]:
+                return True
+            if self._residents.awaits_pages(rank):
                 return False
-            slot = rank.latest()
-            req = self._reqs[int(rank.running.uid[slot])]
-            rank.retire(slot, self._committed)
-            self._retracted.append(req)
+            slots = self._running.slots_of(rank).tolist()
+            req = max((self._residents.by_slot[slot].req for slot in slots), key=_ORDER)
+            self._retracted[req.uid] = (self._next_step - 1, req)
             self.retractions += 1
-            self._requeue()
-        return True
+            self._retire(np.array([req.slot]))
 
-    def _requeue(self) -> None:
-        """Retracted requests whose last step is committed wait again, with what they generated."""
-        still: list[Req] = []
-        for req in self._retracted:
-            running = self._ranks[req.rank].running
-            if running.last_step[req.slot] > self._committed:
-                still.append(req)
-                continue
-            req.tokens = np.concatenate([req.tokens, running.history(req.slot)])
-            running.open[req.slot] = False
-            req.rank = req.slot = -1
-            insort(self._waiting, (req.uid, req), key=lambda entry: entry[0])
-        self._retracted = still
+    def _lay_out(self, ranks: list[int], deal: Deal, sitting_out: set[int]) -> tuple[_Planned, int]:
+        """Advances every slot that gets rows; the step, and the most rows of a rank."""
+        running, order = self._running, self._running.order
+        done = np.array(deal.done, np.int64)
+        rows = running.decoding.copy()
+        counts = running.decoding.copy()
+        if not deal.slots and not sitting_out:
+            running.fed += running.advance
+        else:
+            rows[list(sitting_out)] = 0
+            samples = running.advance.copy()
+            samples.reshape(-1, self._slots)[list(sitting_out)] = 0
+            running.fed += samples
+            for rank, chunks in deal.chunks.items():
+                rows[rank] += chunks.rows
+            counts += np.bincount(done // self._slots, minlength=len(counts))
+            running.extend(np.array(deal.slots, np.int64), np.array(deal.counts, np.int32), done)
+            samples[done] = 1
+            order = RowOrder(order.slots[samples[order.slots] > 0], running.uid)
+        cells = self._residents.history.cells(order.slots, running.fed[order.slots] - 1)
+        planned = _Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
+        return planned, int(rows.max())
+
+    def tidy(self) -> None:
+        """Moves what ended into the prefix cache; to be called when nothing waits for a plan."""
+        self._residents.tidy(self._next_step)
 
     # ------------------------------------------------------------------------------- commit
 
-    def commit(self, step: int, results: dict[int, NDArray[np.int32]]) -> TokenBatch:
+    def commit(self, step: int, results: dict[int, I32]) -> TokenBatch:
         """Takes the sampled tokens of the oldest step in flight, by attention rank; raises
         StepOrderError for any other step or rank, BadResult for another count."""
-        if not self._in_flight or self._in_flight[0][0] != step:
+        if not self._in_flight or self._in_flight[0].step != step:
             raise StepOrderError(f"step {step} is not the oldest in flight")
-        steps = self._in_flight[0][1]
-        if steps.keys() != results.keys():
+        planned = self._in_flight[0]
+        if results.keys() != set(planned.ranks):
             raise StepOrderError(
-                f"step {step} ran on ranks {sorted(steps)}, results came from {sorted(results)}"
+                f"step {step} ran on ranks {planned.ranks}, results came from {sorted(results)}"
             )
-        for index, planned in steps.items():
-            if len(results[index]) != len(planned.sampling_slots):
-                raise BadResult(
-                    index,
-                    f"step {step}: rank {index} returned {len(results[index])} tokens, "
-                    f"{len(planned.sampling_slots)} were planned",
-                )
+        columns = [results[rank] for rank in planned.ranks]
+        lengths = [len(column) for column in columns]
+        if lengths != planned.counts:
+            at = next(i for i, n in enumerate(lengths) if n != planned.counts[i])
+            raise BadResult(
+                planned.ranks[at],
+                f"step {step}: rank {planned.ranks[at]} returned {lengths[at]} tokens, "
+                f"{planned.counts[at]} were planned",
+            )
         self._in_flight.popleft()
         self._committed = step
-        parts = [self._commit_rank(i, planned, results[i]) for i, planned in steps.items()]
-        self._requeue()
-        for rank in self._ranks:
-            rank.free_committed(step)
-        uids, tokens, finished = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        by_uid = np.argsort(uids)
-        return TokenBatch(step, uids[by_uid], tokens[by_uid], finished[by_uid])
+        batch = self._deliver(planned, np.concatenate(columns))
+        going_on = planned.prompts[self._running.open[planned.prompts]]
+        self._residents.remember(going_on.tolist())
+        self._free_committed()
+        return batch
 
-    def _commit_rank(
-        self, index: int, planned: RankStep, tokens: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int8]]:
-        running = self._ranks[index].running
-        slots, uids = planned.sampling_slots, planned.sampling_uids
-        live = running.open[slots]
-        if not live.all():
-            slots, uids, tokens = slots[live], uids[live], tokens[live]
-        running.record(slots, tokens)
-        total = running.prompt[slots] + running.generated[slots]
-        finished = np.where(total >= running.limit[slots], FinishReason.LENGTH, 0).astype(np.int8)
-        if len(self._eos):
-            ended = np.isin(tokens, self._eos) & ~running.ignore_eos[slots]
-            finished[ended] = FinishReason.STOP
-        self._stop_tokens(uids, tokens, finished)
-        for at in np.flatnonzero(finished).tolist():
-            running.open[slots[at]] = False
-            uid = int(uids[at])
-            del self._reqs[uid]
-            self._stop_watchers.discard(uid)
-            self._retracted = [req for req in self._retracted if req.uid != uid]
-        return uids, tokens, finished
-
-    def _stop_tokens(
-        self, uids: NDArray[np.int64], tokens: NDArray[np.int32], finished: NDArray[np.int8]
-    ) -> None:
-        watched = self._stop_watchers
-        if not watched:
-            return
-        for at, uid in enumerate(uids.tolist()):
-            if uid in watched and int(tokens[at]) in self._reqs[uid].sampling.stop_token_ids:
-                finished[at] = FinishReason.STOP
+    def _deliver(self, planned: _Planned, tokens: I32) -> TokenBatch:
+        running, rows, cells = self._running, planned.rows, planned.cells
+        live = np.flatnonzero(running.open[rows.slots])
+        if len(live) < len(tokens):
+            rows = RowOrder(rows.slots[live], running.uid)
+            cells, tokens = cells[live], tokens[live]
+        slots = rows.slots
+        self._residents.history.write(cells, tokens)
+        generated = running.generated[slots] + 1
+        running.generated[slots] = generated
+        finished = np.zeros(len(slots), np.int8)
+        finished[generated >= running.quota[slots]] = FinishReason.LENGTH
+        for eos in self._config.eos_token_ids:
+            ended = tokens == eos
+            if ended.any():
+                finished[ended & ~running.ignore_eos[slots]] = FinishReason.STOP
+        self._stops.mark(slots, tokens, finished, FinishReason.STOP)
+        over = slots[finished != FinishReason.RUNNING]
+        if len(over):
+            self._end(over)
+        by_uid = rows.by_uid
+        return TokenBatch(planned.step, rows.uids[by_uid], tokens[by_uid], finished[by_uid])

@@ -111,17 +111,27 @@ def test_a_prompt_file_holds_a_prompt_a_line_and_no_chat_takes_it_bare(
     assert answer(llm, "w9 w8", 5) != plain[0].text
 
 
-def test_the_chat_streams_remembers_forgets_and_ends(model: Path, llm: LLM) -> None:
-    flags = [*QUIET, "--model", str(model), "--max-new-tokens", "6"]
-    child = pexpect.spawn(
+def chat(model: Path, *flags: str) -> pexpect.spawn[str]:
+    """An interactive launch on a pseudo-terminal."""
+    return pexpect.spawn(
         sys.executable,
-        ["-m", "afd.launch.entry", *flags],
+        ["-m", "afd.launch.entry", *QUIET, "--model", str(model), *flags],
         encoding="utf-8",
         timeout=60,
         dimensions=(40, 200),
         echo=False,
         env={**os.environ, "TERM": "dumb"},
     )
+
+
+def end(child: pexpect.spawn[str]) -> None:
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+def test_the_chat_streams_remembers_forgets_and_ends(model: Path, llm: LLM) -> None:
+    child = chat(model, "--max-new-tokens", "6")
     first = answer(llm, "w9 w8", 6)
     history = [
         {"role": "user", "content": "w9 w8"},
@@ -142,22 +152,11 @@ def test_the_chat_streams_remembers_forgets_and_ends(model: Path, llm: LLM) -> N
             child.expect_exact(reply)
     child.expect_exact("you >")
     child.sendeof()
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    end(child)
 
 
 def test_ctrl_c_cuts_an_answer_short_and_the_chat_goes_on(model: Path, llm: LLM) -> None:
-    flags = [*QUIET, "--model", str(model), "--max-new-tokens", "400", "--temperature", "2"]
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "afd.launch.entry", *flags],
-        encoding="utf-8",
-        timeout=60,
-        dimensions=(40, 200),
-        echo=False,
-        env={**os.environ, "TERM": "dumb"},
-    )
+    child = chat(model, "--max-new-tokens", "400", "--temperature", "2")
     child.expect_exact("you >")
     child.sendline("w9")
     child.expect(r"w\d+ w\d+")
@@ -165,9 +164,7 @@ def test_ctrl_c_cuts_an_answer_short_and_the_chat_goes_on(model: Path, llm: LLM)
     child.expect_exact("[interrupted]")
     child.expect_exact("you >")
     child.sendline("/quit")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    end(child)
 
 
 def test_a_script_needs_no_main_guard(model: Path, llm: LLM, tmp_path: Path) -> None:

@@ -6,16 +6,21 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from afd.errors import LaunchError
+from afd.config import Dtype, WireType
+from afd.errors import CheckpointError, LaunchError
 from afd.llm import LLM
 from afd.tools.fp8 import BLOCK, quantize_checkpoint
 from afd.tools.stages import Stages
 from tests.checkpoints import Architecture, CheckpointSpec, write_checkpoint
+from tests.engine.cases import prompts
+from tests.engine.pair import pair
 from tests.engine.test_tokens import EXACT, compare
+from tests.reference import load
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,43 @@ def test_fp8_checkpoints_give_the_tokens_of_their_dequantised_weights(
     quantize_checkpoint(plain, quantised, Stages(lines=io.StringIO()))
     reference = dequantized(quantised, tmp_path / "reference")
     compare(quantised, spec.vocab, reference=reference, m=1, n=2)
+
+
+def test_experts_stay_fp8_where_the_checkpoint_has_them_so(tmp_path: Path) -> None:
+    spec = CheckpointSpec("qwen3_moe", hidden=264, expert_intermediate=144, seed=10)
+    plain = write_checkpoint(tmp_path / "plain", spec)
+    quantised = tmp_path / "fp8"
+    quantised.mkdir()
+    quantize_checkpoint(plain, quantised, Stages(lines=io.StringIO()))
+    reference = dequantized(quantised, tmp_path / "reference")
+    prompt = prompts(3, spec.vocab, seed=11)[1]
+    with torch.no_grad():
+        expected = load(reference)(torch.tensor([prompt])).logits[0, -1].numpy()
+    size, error = {}, {}
+    for folder in (quantised, reference):
+        with pair(folder, WireType.FP32, dtype=Dtype.BFLOAT16, ffn_ranks=2) as workers:
+            size[folder] = sum(ffn.expert_bytes for ffn in workers.ffns)
+            error[folder] = np.abs(workers.logits(prompt) - expected).max()
+    assert size[quantised] < 0.52 * size[reference]
+    # Both round the attention's weights; only the second rounds the experts' too.
+    assert 0 < error[quantised] < 1.5 * error[reference]
+    assert error[quantised] < 0.25 * expected.std()
+
+
+def test_a_mixture_of_fp8_and_other_experts_is_refused(tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain", CheckpointSpec(seed=12))
+    (tmp_path / "fp8").mkdir()
+    quantize_checkpoint(plain, tmp_path / "fp8", Stages(lines=io.StringIO()))
+    file = tmp_path / "fp8" / "model.safetensors"
+    tensors = load_file(file)
+    odd = next(name for name in tensors if name.endswith("experts.3.up_proj.weight"))
+    tensors[odd] = tensors[odd].float()
+    save_file(tensors, file)
+    with (
+        pytest.raises(CheckpointError, match="where the checkpoint's other experts are FP8"),
+        pair(tmp_path / "fp8", WireType.FP32, dtype=Dtype.BFLOAT16),
+    ):
+        pass
 
 
 def test_a_checkpoint_cut_short_is_one_sentence(tmp_path: Path) -> None:

@@ -46,6 +46,25 @@ def test_greedy_tokens_equal_transformers(
     compare(checkpoint(name), SPECS[name].vocab, m=m, n=n, num_lanes=lanes, page_size=4)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "minimax"])
+def test_reduced_returns_change_no_token_and_move_fewer_bytes(
+    checkpoint: Callable[[str], Path], name: str
+) -> None:
+    path, batch = checkpoint(name), prompts(8, SPECS[name].vocab, seed=7)
+    answers = [greedy(path, tuple(prompt), NEW_TOKENS) for prompt in batch]
+    back = {}
+    for mode in ("slot", "reduced"):
+        with LLM(path, **EXACT, m=2, n=2, return_mode=mode) as llm:
+            outputs = llm.generate(batch, SamplingParams(max_new_tokens=NEW_TOKENS))
+            stats = llm.stats()
+        back[mode] = stats["wire_bytes_back"] / stats["wire_bytes_out"]
+        tokens = [output.token_ids for output in outputs]
+        ties, faults = first_differences(answers, tokens)
+        assert not faults, "\n".join(faults)
+        assert ties <= 1
+    assert back["reduced"] < 0.75 * back["slot"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize(("m", "n"), TOPOLOGIES)

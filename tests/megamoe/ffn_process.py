@@ -24,7 +24,7 @@ def weights() -> Weights:
 def main(fd: int, rank: int) -> None:
     """Serves STEPS steps of two lanes."""
     owners = SHAPE.owners()
-    experts = make_experts(SHAPE, weights(), np.flatnonzero(owners == rank).tolist())
+    experts = make_experts(SHAPE, weights(), SHAPE.held(rank))
     side = FfnSide(Domain(fd, SHAPE.layout()), rank, owners, experts, Pool(1), 30_000)
     for step in range(STEPS):
         side.serve(step, SHAPE.lanes, np.zeros(1, np.int32))

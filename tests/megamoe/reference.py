@@ -8,13 +8,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from afd._megamoe import Wire
+from afd._megamoe import ScaleFormat, Wire
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 _E4M3_MAX = np.float32(448)
-_BLOCK = 128
+_BLOCKS = {
+    ScaleFormat.FP32_PER_128: 128,
+    ScaleFormat.UE8M0_PER_128: 128,
+    ScaleFormat.UE8M0_PER_32: 32,
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,10 @@ class Weights:
     gate: F32
     up: F32
     down: F32
+
+    def has(self, expert: int) -> bool:
+        """Whether there are weights to load."""
+        return True
 
     @classmethod
     def random(
@@ -39,28 +47,35 @@ class Weights:
         )
 
 
-def fp8(x: F32) -> tuple[NDArray[np.uint8], F32]:
-    """Codes [n, hidden] and scales [n, blocks] as the FP8 wire defines them."""
+def fp8(
+    x: F32, scale_format: ScaleFormat = ScaleFormat.FP32_PER_128
+) -> tuple[NDArray[np.uint8], F32]:
+    """Codes [n, hidden] and scales [n, blocks] as the FP8 wire defines them; UE8M0 scales as the
+    powers of two that they stand for."""
     n, hidden = x.shape
+    size = _BLOCKS[scale_format]
     codes = np.empty((n, hidden), np.uint8)
-    scales = np.empty((n, -(-hidden // _BLOCK)), np.float32)
+    scales = np.empty((n, -(-hidden // size)), np.float32)
     for b in range(scales.shape[1]):
-        block = x[:, b * _BLOCK : (b + 1) * _BLOCK]
+        block = x[:, b * size : (b + 1) * size]
         scale = np.abs(block).max(axis=1) / _E4M3_MAX
         scale[scale == 0] = 1
+        if scale_format is not ScaleFormat.FP32_PER_128:
+            exponent = np.ceil(np.log2(scale.astype(np.float64)))
+            scale = np.exp2(np.clip(exponent, -126, 127)).astype(np.float32)
         scales[:, b] = scale
         # ml_dtypes overflows to NaN where the wire saturates; the scale leaves nothing past 448.
         ratio = np.clip(block / scale[:, None], -_E4M3_MAX, _E4M3_MAX)
-        codes[:, b * _BLOCK : (b + 1) * _BLOCK] = ratio.astype(ml_dtypes.float8_e4m3fn).view(
-            np.uint8
-        )
+        codes[:, b * size : (b + 1) * size] = ratio.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     return codes, scales
 
 
-def from_fp8(codes: NDArray[np.uint8], scales: F32) -> F32:
+def from_fp8(
+    codes: NDArray[np.uint8], scales: F32, scale_format: ScaleFormat = ScaleFormat.FP32_PER_128
+) -> F32:
     """The FP32 rows that codes and scales stand for."""
     values: F32 = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    values *= np.repeat(scales, _BLOCK, axis=1)[:, : codes.shape[1]]
+    values *= np.repeat(scales, _BLOCKS[scale_format], axis=1)[:, : codes.shape[1]]
     return values
 
 
@@ -69,10 +84,10 @@ def bf16(x: NDArray[np.floating]) -> F32:
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def received(x: F32, wire: Wire) -> F32:
+def received(x: F32, wire: Wire, scale_format: ScaleFormat = ScaleFormat.FP32_PER_128) -> F32:
     """What an FFN rank sees of a published row."""
     if wire is Wire.FP8:
-        return from_fp8(*fp8(x))
+        return from_fp8(*fp8(x, scale_format), scale_format)
     return bf16(x) if wire is Wire.BF16 else x
 
 
@@ -85,12 +100,22 @@ def expert(x: F64, gate: F32, up: F32, down: F32) -> F64:
 
 
 def moe(
-    weights: Weights, layer: int, x: F32, ids: NDArray[np.int32], routing: F32, wire: Wire
+    weights: Weights,
+    layer: int,
+    x: F32,
+    ids: NDArray[np.int32],
+    routing: F32,
+    wire: Wire,
+    scale_format: ScaleFormat = ScaleFormat.FP32_PER_128,
+    reduced_over: NDArray[np.int32] | None = None,
 ) -> tuple[F64, F64]:
-    """The combined output [n, hidden] and, per element, the sum of its slots' magnitudes."""
-    seen = received(x, wire).astype(np.float64)
-    out = np.zeros(x.shape, np.float64)
-    size = np.zeros(x.shape, np.float64)
+    """The combined output [n, hidden] and, per element, the sum of its slots' magnitudes.
+
+    ``reduced_over`` [experts]: the FFN ranks that add up their slots before they round; without
+    it every slot is rounded by itself.
+    """
+    seen = received(x, wire, scale_format).astype(np.float64)
+    slots = np.zeros((ids.shape[1], *x.shape), np.float64)
     for slot in range(ids.shape[1]):
         for e in np.unique(ids[:, slot]):
             if e < 0:
@@ -98,10 +123,15 @@ def moe(
             rows = ids[:, slot] == e
             y = expert(seen[rows], weights.gate[layer, e], weights.up[layer, e],
                        weights.down[layer, e])  # fmt: skip
-            y *= routing[rows, slot, None]
-            out[rows] += bf16(y) if wire is not Wire.FP32 else y
-            size[rows] += np.abs(y)
-    return out, size
+            slots[slot, rows] = y * routing[rows, slot, None]
+    size = np.abs(slots).sum(axis=0)
+    if wire is Wire.FP32:
+        return slots.sum(axis=0), size
+    if reduced_over is None:
+        return bf16(slots).astype(np.float64).sum(axis=0), size
+    owner = np.where(ids >= 0, reduced_over[ids], -1).T[:, :, None]
+    sums = [(slots * (owner == rank)).sum(axis=0) for rank in np.unique(reduced_over)]
+    return np.sum([bf16(rank) for rank in sums], axis=0, dtype=np.float64), size
 
 
 def assert_matches(actual: F32, expected: F64, size: F64, wire: Wire) -> None:

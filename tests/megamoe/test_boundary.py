@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from afd import _megamoe as ops
-from afd._megamoe import Pool, WeightType, Wire
+from afd._megamoe import Pool, ReturnMode, WeightType, Wire
 from tests.megamoe.reference import Weights, assert_matches, moe
 from tests.megamoe.world import (
     Outputs,
@@ -33,8 +33,7 @@ def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outp
         for rank, lanes in step.items():
             for routed, out in zip(lanes, outputs[rank], strict=True):
                 for layer in range(shape.moe_layers):
-                    expected, size = moe(weights, layer, routed.x[layer], routed.ids[layer],
-                                         routed.weights[layer], shape.wire)  # fmt: skip
+                    expected, size = shape.expected(weights, layer, rank, routed)
                     assert_matches(out[layer], expected, size, shape.wire)
 
 
@@ -79,15 +78,16 @@ def test_bfloat16_weights_stay_within_their_rounding() -> None:
     for step, outputs in zip(steps, results, strict=True):
         for rank, lanes in step.items():
             for routed, out in zip(lanes, outputs[rank], strict=True):
-                expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0],
-                                     Wire.FP32)  # fmt: skip
+                expected, size = shape.expected(weights, 0, rank, routed)
                 limit = 2e-2 * size.mean(axis=1, keepdims=True) if size.size else size
                 assert (np.abs(out[0] - expected) <= limit + 1e-2 * size).all()
 
 
-def test_delays_do_not_change_a_bit() -> None:
+@pytest.mark.parametrize("mode", [ReturnMode.SLOT, ReturnMode.REDUCED])
+def test_delays_do_not_change_a_bit(mode: ReturnMode) -> None:
     rng = np.random.default_rng(3)
-    shape = Shape.random(rng, attention_ranks=3, ffn_ranks=2, lanes=2, moe_layers=3, wire=Wire.FP8)
+    shape = Shape.random(rng, attention_ranks=3, ffn_ranks=2, lanes=2, moe_layers=3, top_k=6,
+                         wire=Wire.FP8, return_mode=mode)  # fmt: skip
     weights = _weights(rng, shape)
     steps = [random_step(rng, shape) for _ in range(4)]
     runs = []
@@ -122,7 +122,8 @@ def test_a_token_comes_back_the_same_from_any_batch(dtype: WeightType) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_colocated_equals_the_fp32_wire_bit_for_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    shape = Shape.random(rng, attention_ranks=1, lanes=1, wire=Wire.FP32)
+    shape = Shape.random(rng, attention_ranks=1, lanes=1, wire=Wire.FP32,
+                         return_mode=ReturnMode.SLOT)  # fmt: skip
     weights = _weights(rng, shape)
     routed = Routed.random(rng, shape, shape.max_tokens)
     with open_world(shape, weights, threads=2) as world:
@@ -164,7 +165,7 @@ def test_rows_of_wider_arrays_are_read_and_written_in_place() -> None:
         world.attention[0].dispatch(0, 0, 0, wide_x[:, : shape.hidden], routed.ids[0],
                                     routed.weights[0])  # fmt: skip
         world.attention[0].combine(0, 0, 0, wide_out[:, : shape.hidden])
-    expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], shape.wire)
+    expected, size = shape.expected(weights, 0, 0, routed)
     assert_matches(wide_out[:, : shape.hidden], expected, size, shape.wire)
     assert (wide_out[:, shape.hidden :] == 7).all()
 
@@ -185,6 +186,45 @@ def test_every_instruction_set_level_computes_the_experts(level: str) -> None:
         ops.isa_level(before)
     expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], Wire.FP32)
     assert_matches(out, expected, size, Wire.FP32)
+
+
+def test_a_reduced_row_does_not_depend_on_its_batch_or_on_threads() -> None:
+    rng = np.random.default_rng(10)
+    shape = Shape.random(rng, attention_ranks=1, ffn_ranks=2, lanes=1, max_tokens=150, experts=12,
+                         top_k=8, moe_layers=1, wire=Wire.FP32,
+                         return_mode=ReturnMode.REDUCED)  # fmt: skip
+    weights = _weights(rng, shape)
+    whole = Routed.random(rng, shape, 150)
+    alone = Routed(*(np.ascontiguousarray(v[:, 7:8]) for v in vars(whole).values()))
+    rows = []
+    for threads in (1, 3):
+        with open_world(shape, weights, threads=threads) as world:
+            batch, single = (
+                outputs[0][0][0] for outputs in world.run([{0: [whole]}, {0: [alone]}])
+            )
+        _check(weights, shape, [{0: [whole]}], [{0: [batch[None]]}])
+        rows += [batch[7], single[0]]
+    for row in rows[1:]:
+        np.testing.assert_array_equal(row, rows[0])
+
+
+def test_a_replicated_expert_is_served_where_the_table_sends_the_source() -> None:
+    rng = np.random.default_rng(11)
+    shape = Shape.random(rng, attention_ranks=4, ffn_ranks=3, lanes=2, experts=8, top_k=3,
+                         max_tokens=9, moe_layers=2, replicated=1)  # fmt: skip
+    weights = _weights(rng, shape)
+    step = {a: [Routed.random(rng, shape, 9) for _ in range(2)] for a in range(4)}
+    for lanes in step.values():
+        for lane in lanes:
+            lane.ids[..., 1] = 0
+            lane.ids[lane.ids == 0] = 1
+            lane.ids[..., 0] = 0
+    with open_world(shape, weights) as world:
+        results = world.run([step])
+        served = [side.expert_tokens[:, 0] for side in world.ffn]
+    _check(weights, shape, [step], results)
+    # Attention ranks 0 and 3 are sent to FFN rank 0, rank 1 to 1 and rank 2 to 2.
+    np.testing.assert_array_equal(served, [[36, 36], [18, 18], [18, 18]])
 
 
 def test_swapping_two_experts_changes_the_output() -> None:

@@ -25,6 +25,8 @@ from afd._megamoe import (
     Layout,
     MegamoeError,
     Pool,
+    ReturnMode,
+    ScaleFormat,
     WeightType,
     Wire,
 )
@@ -166,11 +168,13 @@ def test_an_expert_that_is_not_held_is_no_silent_zero() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [("attention_ranks", 3), ("ffn_ranks", 1), ("lanes", 1), ("max_tokens", 5000), ("hidden", 95),
-     ("top_k", 5), ("experts", 4), ("moe_layers", 2), ("wire", Wire.FP32)],
+     ("top_k", 5), ("experts", 4), ("moe_layers", 2), ("wire", Wire.FP32),
+     ("scale_format", ScaleFormat.UE8M0_PER_128), ("scale_format", ScaleFormat.UE8M0_PER_32),
+     ("return_mode", ReturnMode.REDUCED)],
 )  # fmt: skip
-def test_a_handshake_names_the_field_and_both_values(field: str, value: int | Wire) -> None:
-    def number(v: int | Wire) -> int:
-        return int(v.value) if isinstance(v, Wire) else v
+def test_a_handshake_names_the_field_and_both_values(field: str, value: Any) -> None:
+    def number(v: Any) -> int:
+        return v if isinstance(v, int) else int(v.value)
 
     other = _varied({field: value}).layout()
     with memory(SHAPE.layout()) as fd:
@@ -197,10 +201,18 @@ def test_a_handshake_before_its_creator_or_over_too_small_a_file() -> None:
 
 def test_ownership_is_part_of_the_handshake(world: World) -> None:
     owner = SHAPE.owners()
-    owner[[1, 2]] = owner[[2, 1]]
-    experts = make_experts(SHAPE, _weights(), np.flatnonzero(owner == 0).tolist())
-    with pytest.raises(HandshakeError, match="owner of expert 1 .* has FFN rank 0, .* has 1"):
-        FfnSide(Domain(world.fd, world.layout), 0, owner, experts, Pool(1), 60)
+    owner[1, [1, 2]] = owner[1, [2, 1]]
+    held = np.flatnonzero((owner == 0).any(axis=0)).tolist()
+    sentence = "owner of expert 1 for attention rank 1 differs: this side has FFN rank 0, .* has 1"
+    domain = Domain(world.fd, world.layout)
+    with pytest.raises(HandshakeError, match=sentence):
+        FfnSide(domain, 0, owner, make_experts(SHAPE, _weights(), held), Pool(1), 60)
+    with pytest.raises(HandshakeError, match=sentence):
+        AttentionSide(domain, 0, 60, owner)
+    with pytest.raises(ValueError, match="expert 2 is not held"):
+        FfnSide(domain, 0, owner, make_experts(SHAPE, _weights(), [0, 1, 4]), Pool(1), 60)
+    with pytest.raises(ValueError, match=r"owner must be in \[0, 1\], is 2"):
+        AttentionSide(domain, 0, 60, owner + 1)
 
 
 def test_generations_do_not_mix() -> None:

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from afd import _megamoe as ops
+from afd._megamoe import ScaleFormat
 from tests.megamoe.reference import F32, fp8, from_fp8
 
 
@@ -21,16 +22,32 @@ def level(request: pytest.FixtureRequest) -> Iterator[None]:
     ops.isa_level(before)
 
 
-def encode(x: F32) -> tuple[NDArray[np.uint8], F32]:
+def encode(
+    x: F32, scale_format: ScaleFormat = ScaleFormat.FP32_PER_128
+) -> tuple[NDArray[np.uint8], F32]:
+    """Codes, and scales as the numbers that they stand for."""
     codes = np.full(x.shape, 0xEE, np.uint8)
-    scales = np.full((len(x), -(-x.shape[1] // 128)), np.nan, np.float32)
-    ops.fp8_encode(x, codes, scales)
-    return codes, scales
+    block = 32 if scale_format is ScaleFormat.UE8M0_PER_32 else 128
+    blocks = (len(x), -(-x.shape[1] // block))
+    if scale_format is ScaleFormat.FP32_PER_128:
+        scales = np.full(blocks, np.nan, np.float32)
+        ops.fp8_encode(x, codes, scales, scale_format)
+        return codes, scales
+    exponents = np.full(blocks, 0xFF, np.uint8)
+    ops.fp8_encode(x, codes, exponents, scale_format)
+    assert ((exponents >= 1) & (exponents <= 254)).all()
+    return codes, np.exp2(exponents.astype(np.float32) - 127)
 
 
-def decode(codes: NDArray[np.uint8], scales: F32) -> F32:
+def decode(
+    codes: NDArray[np.uint8], scales: F32, scale_format: ScaleFormat = ScaleFormat.FP32_PER_128
+) -> F32:
     out = np.full(codes.shape, np.nan, np.float32)
-    ops.fp8_decode(codes, scales, out)
+    if scale_format is not ScaleFormat.FP32_PER_128:
+        exponents = (np.log2(scales) + 127).astype(np.uint8)
+        ops.fp8_decode(codes, exponents, out, scale_format)
+    else:
+        ops.fp8_decode(codes, scales, out, scale_format)
     return out
 
 
@@ -69,18 +86,20 @@ def test_rounding_at_and_beside_every_boundary() -> None:
     np.testing.assert_array_equal(encode_unscaled(values), expected)
 
 
-@pytest.mark.parametrize("hidden", [1, 64, 127, 128, 129, 200, 576])
-def test_rows_and_scales_equal_the_reference(hidden: int) -> None:
+@pytest.mark.parametrize("scale_format", list(ScaleFormat.__members__.values()))
+@pytest.mark.parametrize("hidden", [1, 31, 64, 127, 128, 129, 200, 576])
+def test_rows_and_scales_equal_the_reference(hidden: int, scale_format: ScaleFormat) -> None:
     rng = np.random.default_rng(hidden)
     x = rng.standard_normal((16, hidden)).astype(np.float32)
     x *= np.exp(rng.uniform(-20, 20, (16, 1))).astype(np.float32)
     x[3] = 0
     x[4, ::2] = -0.0
-    codes, scales = encode(x)
-    expected_codes, expected_scales = fp8(x)
+    codes, scales = encode(x, scale_format)
+    expected_codes, expected_scales = fp8(x, scale_format)
     np.testing.assert_array_equal(scales, expected_scales)
     np.testing.assert_array_equal(codes, expected_codes)
-    np.testing.assert_array_equal(decode(codes, scales), from_fp8(codes, scales))
+    actual = decode(codes, scales, scale_format)
+    np.testing.assert_array_equal(actual, from_fp8(codes, scales, scale_format))
 
 
 def test_not_a_number_stays_one_and_leaves_its_neighbours_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import time
@@ -21,17 +20,19 @@ from afd._megamoe import (
     FfnSide,
     Layout,
     Pool,
+    ReturnMode,
+    ScaleFormat,
     WeightType,
     Wire,
 )
-from tests.megamoe.reference import F32, Weights
+from tests.megamoe.reference import F32, F64, Weights, moe
 
 DEADLINE_MS = 30_000
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Layout's arguments and the expert width."""
+    """Layout's arguments, the expert width, and how many experts lie on every FFN rank."""
 
     attention_ranks: int
     ffn_ranks: int
@@ -43,32 +44,63 @@ class Shape:
     moe_layers: int
     wire: Wire
     width: int
+    scale_format: ScaleFormat = ScaleFormat.FP32_PER_128
+    return_mode: ReturnMode = ReturnMode.SLOT
+    replicated: int = 0
 
     def layout(self) -> Layout:
         """The extension's layout of this shape."""
-        arguments = {k: v for k, v in vars(self).items() if k != "width"}
+        arguments = {k: v for k, v in vars(self).items() if k not in ("width", "replicated")}
         return Layout(**arguments)
 
     def owners(self) -> NDArray[np.int32]:
-        """Experts dealt to FFN ranks in turn: uneven where they do not divide."""
-        return np.arange(self.experts, dtype=np.int32) % self.ffn_ranks
+        """[attention_ranks, experts]: dealt to FFN ranks in turn, uneven where they do not divide;
+        the first ``replicated`` are served by every FFN rank, each to other attention ranks."""
+        owner = np.arange(self.experts, dtype=np.int32) % self.ffn_ranks
+        table = np.tile(owner, (self.attention_ranks, 1))
+        shift = np.arange(self.attention_ranks, dtype=np.int32)[:, None]
+        table[:, : self.replicated] = (table[:, : self.replicated] + shift) % self.ffn_ranks
+        return table
+
+    def expected(
+        self, weights: Weights, layer: int, attention_rank: int, routed: Routed
+    ) -> tuple[F64, F64]:
+        """The reference's output of one layer and its slots' magnitudes."""
+        reduced = self.return_mode is ReturnMode.REDUCED
+        return moe(
+            weights,
+            layer,
+            routed.x[layer],
+            routed.ids[layer],
+            routed.weights[layer],
+            self.wire,
+            self.scale_format,
+            self.owners()[attention_rank] if reduced else None,
+        )
+
+    def held(self, ffn_rank: int) -> list[int]:
+        """The experts that some attention rank is sent to this FFN rank for."""
+        return np.flatnonzero((self.owners() == ffn_rank).any(axis=0)).tolist()
 
     @classmethod
     def random(cls, rng: np.random.Generator, **fixed: object) -> Shape:
         """Sizes that divide nothing, unless ``fixed``."""
         ffn_ranks = int(rng.integers(1, 4))
-        experts = int(rng.integers(max(4, ffn_ranks), 25))
+        experts = int(rng.integers(8, 41))
         drawn: dict[str, object] = {
-            "attention_ranks": int(rng.integers(1, 4)),
+            "attention_ranks": int(rng.integers(1, 6)),
             "ffn_ranks": ffn_ranks,
             "lanes": int(rng.integers(1, 5)),
-            "max_tokens": int(rng.integers(1, 33)),
+            "max_tokens": int(rng.integers(1, 25)),
             "hidden": int(rng.integers(64, 577)),
-            "top_k": int(rng.integers(1, min(8, experts) + 1)),
+            "top_k": min(int(np.exp(rng.uniform(0, np.log(33)))), experts),
             "experts": experts,
             "moe_layers": int(rng.integers(1, 4)),
             "wire": [Wire.FP8, Wire.BF16, Wire.FP32][int(rng.integers(3))],
             "width": int(rng.integers(48, 193)),
+            "scale_format": list(ScaleFormat.__members__.values())[int(rng.integers(3))],
+            "return_mode": [ReturnMode.SLOT, ReturnMode.REDUCED][int(rng.integers(2))],
+            "replicated": int(rng.integers(3)),
         }
         return cls(**{**drawn, **fixed})  # type: ignore[arg-type]
 
@@ -122,7 +154,7 @@ def make_experts(
         dtype=dtype,
     )
     for layer in range(shape.moe_layers):
-        for e in ids:
+        for e in filter(weights.has, ids):
             experts.load(
                 layer, e, weights.gate[layer, e], weights.up[layer, e], weights.down[layer, e]
             )
@@ -131,7 +163,8 @@ def make_experts(
 
 @dataclass
 class World:
-    """Both sides of every rank, opened over one memfd."""
+    """Both sides of every rank, opened over one memfd. Between a combine and the next dispatch
+    nobody may look at a lane, so its buffers are poisoned there."""
 
     shape: Shape
     fd: int
@@ -156,6 +189,7 @@ class World:
                 self.delay()
                 if layer > 0:
                     side.combine(step, layer - 1, index, outputs[index][layer - 1])
+                    poison_lane(self.shape, self.fd, self.layout, rank, index)
                 self.delay()
                 if layer < layers:
                     side.dispatch(
@@ -203,16 +237,12 @@ def lane_offset(shape: Shape, layout: Layout, rank: int, lane: int) -> int:
     return first + rank * layout.segment_bytes + lane * lane_bytes
 
 
-def poison(shape: Shape, fd: int, layout: Layout) -> None:
-    """Fills every payload region with ones: NaN as a row, scale or weight."""
-    with mmap.mmap(fd, layout.total_bytes) as memory:
-        for rank in range(shape.attention_ranks):
-            for lane in range(shape.lanes):
-                start = lane_offset(shape, layout, rank, lane)
-                for name in ("rows", "scales", "weights", "out"):
-                    offset, size = regions(layout)[f"lane.{name}"]
-                    at = start + offset
-                    memory[at : at + size] = b"\xff" * size
+def poison_lane(shape: Shape, fd: int, layout: Layout, rank: int, lane: int) -> None:
+    """Fills a lane's payload with ones: NaN as a row, scale or weight, -1 as an id or count."""
+    start = lane_offset(shape, layout, rank, lane)
+    for name in ("count", "rows", "scales", "ids", "weights", "out"):
+        offset, size = regions(layout)[f"lane.{name}"]
+        os.pwrite(fd, b"\xff" * size, start + offset)
 
 
 @contextmanager
@@ -239,9 +269,11 @@ def open_world(
     layout, owners = shape.layout(), shape.owners()
     with memory(layout) as fd:
         domain = Domain(fd, layout, create=True, generation=generation)
-        poison(shape, fd, layout)
+        for rank in range(shape.attention_ranks):
+            for lane in range(shape.lanes):
+                poison_lane(shape, fd, layout, rank, lane)
         attention = [
-            AttentionSide(Domain(fd, layout, generation=generation), a, deadline_ms)
+            AttentionSide(Domain(fd, layout, generation=generation), a, deadline_ms, owners)
             for a in range(shape.attention_ranks)
         ]
         ffn = [
@@ -249,7 +281,7 @@ def open_world(
                 Domain(fd, layout, generation=generation),
                 f,
                 owners,
-                make_experts(shape, weights, np.flatnonzero(owners == f).tolist(), dtype),
+                make_experts(shape, weights, shape.held(f), dtype),
                 Pool(threads),
                 deadline_ms,
             )

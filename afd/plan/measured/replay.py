@@ -9,10 +9,10 @@ from afd.plan.bench import make_bench
 from afd.plan.hardware import Hardware
 from afd.plan.layouts import Bench, Estimate, Workload, colocated, disaggregated
 from afd.plan.measured.rows import Row
+from afd.plan.measurements import Measured
 from afd.plan.model_spec import load_model
 from afd.plan.times.calibration import Calibration
 from afd.plan.times.kernels import KernelTimes, Roofline
-from afd.plan.times.measurements import Measured
 from afd.plan.times.tables import TableTimes
 
 Benches = dict[tuple[str, float], Bench]

@@ -60,7 +60,8 @@ void ColocatedExperts::forward(Pool& pool, int layer, const Batch& batch) {
 void ColocatedExperts::forward_chunk(Pool& pool, int layer, const Batch& batch) {
   const int top_k = batch.top_k;
   const int hidden = bank_.hidden();
-  schedule_.build({{batch.ids, batch.tokens}}, top_k, owned_index_, bank_.owned());
+  schedule_.build({{batch.ids, batch.tokens, owned_index_.data()}}, top_k,
+                  static_cast<int>(owned_index_.size()), bank_.owned());
   rows_.clear();
   for (const PulledRow& row : schedule_.rows()) {
     rows_.push_back(batch.x + batch.x_stride * row.token);

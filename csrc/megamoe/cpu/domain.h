@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -41,19 +42,15 @@ class Domain {
   void close() { closed_.store(true); }
   bool closed() const { return closed_.load(); }
 
-  // Enters this side's ownership table, or compares it with the one already there; throws
-  // HandshakeError naming the expert and both ranks.
+  // Enters this side's ownership table [attention_ranks][experts], or compares it with the one
+  // already there; throws HandshakeError naming the expert and both ranks.
   void agree_on_owners(const std::vector<int32_t>& owners) {
-    int32_t* table = memory_.owner();
-    for (size_t expert = 0; expert < owners.size(); ++expert) {
+    int32_t* table = memory_.owner(0);
+    for (size_t i = 0; i < owners.size(); ++i) {
       int32_t seen = 0;
-      std::atomic_ref word(table[expert]);
-      if (word.compare_exchange_strong(seen, owners[expert] + 1) || seen == owners[expert] + 1) {
-        continue;
-      }
-      throw HandshakeError("handshake: field owner of expert " + std::to_string(expert) +
-                           " differs: this side has FFN rank " + std::to_string(owners[expert]) +
-                           ", another has " + std::to_string(seen - 1));
+      std::atomic_ref word(table[i]);
+      if (word.compare_exchange_strong(seen, owners[i] + 1) || seen == owners[i] + 1) continue;
+      throw_owner_differs(i, memory_.layout.shape.experts, owners[i], seen - 1);
     }
   }
 
@@ -74,7 +71,7 @@ class Domain {
     memory_.abort() = Word{};
     const uint64_t start = memory_.generation << kGenerationShift;
     memory_.for_each_word([start](Word& word) { word = Word{start, 0}; });
-    std::fill_n(memory_.owner(), memory_.layout.shape.experts, 0);
+    std::memset(memory_.owner(0), 0, memory_.layout.owner.bytes);
   }
 
   Mapping mapping_;

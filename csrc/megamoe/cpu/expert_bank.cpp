@@ -50,33 +50,66 @@ ExpertBank::ExpertBank(int moe_layers, const std::vector<int32_t>& expert_ids, i
   }
 }
 
-template <class T>
-void ExpertBank::load(int layer, int expert, const T* gate, const T* up, const T* down) {
+template <class Weight, class Put>
+void ExpertBank::place(int layer, int expert, const Weight& gate, const Weight& up,
+                       const Weight& down, Put&& put) {
   require(layer >= 0 && layer < moe_layers_, "layer " + std::to_string(layer) + " is outside [0, " +
                                                  std::to_string(moe_layers_) + ")");
   const auto found = std::find(expert_ids_.begin(), expert_ids_.end(), expert);
   require(found != expert_ids_.end(), "expert " + std::to_string(expert) + " is not held here");
   const int position = static_cast<int>(found - expert_ids_.begin());
   Layer& target = layers_[index(layer)];
-  const auto put = [](PackedMatrix& matrix, int row, const T* w, int rows) {
-    if constexpr (std::is_same_v<T, float>) {
-      matrix.load_f32(row, w, rows);
-    } else {
-      matrix.load_bf16(row, w, rows);
-    }
-  };
   const int first_row = position * gate_up_panels() * kPanel;
   for (int first = 0; first < width_; first += kGateBlock) {
     const int rows = std::min(kGateBlock, width_ - first);
-    const size_t offset = index(first) * index(hidden_);
-    put(target.gate_up, first_row + 2 * first, gate + offset, rows);
-    put(target.gate_up, first_row + 2 * first + kGateBlock, up + offset, rows);
+    put(target.gate_up, first_row + 2 * first, gate, first, rows);
+    put(target.gate_up, first_row + 2 * first + kGateBlock, up, first, rows);
   }
-  put(target.down, position * down_panels() * kPanel, down, hidden_);
+  const int down_row = position * down_panels() * kPanel;
+  for (int first = 0; first < hidden_; first += PackedMatrix::kScaleRows) {
+    const int rows = std::min(PackedMatrix::kScaleRows, hidden_ - first);
+    put(target.down, down_row + first, down, first, rows);
+  }
+}
+
+template <class T>
+void ExpertBank::load(int layer, int expert, const T* gate, const T* up, const T* down) {
+  const auto put = [](PackedMatrix& matrix, int row, const T* w, int first, int rows) {
+    const T* source = w + index(first) * index(matrix.cols());
+    if constexpr (std::is_same_v<T, float>) {
+      matrix.load_f32(row, source, rows);
+    } else {
+      matrix.load_bf16(row, source, rows);
+    }
+  };
+  place(layer, expert, gate, up, down, put);
 }
 
 template void ExpertBank::load(int, int, const float*, const float*, const float*);
 template void ExpertBank::load(int, int, const uint16_t*, const uint16_t*, const uint16_t*);
+
+void ExpertBank::load_fp8(int layer, int expert, const Fp8Weight& gate, const Fp8Weight& up,
+                          const Fp8Weight& down) {
+  for (const Fp8Weight* weight : {&gate, &up, &down}) {
+    require(weight->scale_rows > 0 && weight->scale_rows % PackedMatrix::kScaleRows == 0,
+            "an FP8 scale must cover a multiple of 16 rows, covers " +
+                std::to_string(weight->scale_rows));
+    require(weight->scale_cols > 0 && weight->scale_cols % PackedMatrix::kScaleCols == 0,
+            "an FP8 scale must cover a multiple of 128 columns, covers " +
+                std::to_string(weight->scale_cols));
+  }
+  std::vector<float> scales;
+  const auto put = [&](PackedMatrix& matrix, int row, const Fp8Weight& w, int first, int rows) {
+    const int row_scales = (matrix.cols() + w.scale_cols - 1) / w.scale_cols;
+    const float* given = w.scales + index(first / w.scale_rows) * index(row_scales);
+    scales.clear();
+    for (int col = 0; col < matrix.cols(); col += PackedMatrix::kScaleCols) {
+      scales.push_back(given[col / w.scale_cols]);
+    }
+    matrix.load_fp8(row, w.codes + index(first) * index(matrix.cols()), rows, scales.data());
+  };
+  place(layer, expert, gate, up, down, put);
+}
 
 size_t ExpertBank::bytes() const {
   size_t bytes = 0;

@@ -3,7 +3,8 @@
 //   phase 1   act[copy] = silu(gate) * up      from the pulled rows
 //   phase 2   down(act[copy])                  handed to a sink, column range by column range
 //
-// Both phases are split over (tile, columns), so that a single token keeps every thread busy.
+// The first is split over (tile, columns), the second over columns, so that a single token keeps
+// every thread busy and a sink may add up the copies of a row in their order.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +13,8 @@
 
 #include "megamoe/cpu/gemm.h"
 #include "megamoe/cpu/grow_buffer.h"
+#include "megamoe/cpu/lists.h"
 #include "megamoe/cpu/pool.h"
-#include "megamoe/tile_schedule.h"
 
 namespace megamoe::cpu {
 
@@ -22,6 +23,14 @@ struct ExpertScratch {
   GrowBuffer<float> gate_up;
   GrowBuffer<float> act;
   GrowBuffer<float> down;
+};
+
+// An e4m3 weight [rows][cols] and its scales, one per block of scale_rows by scale_cols.
+struct Fp8Weight {
+  const uint8_t* codes;
+  const float* scales;  // [ceil(rows / scale_rows)][ceil(cols / scale_cols)]
+  int scale_rows;       // a multiple of PackedMatrix::kScaleRows
+  int scale_cols;       // a multiple of PackedMatrix::kScaleCols
 };
 
 class ExpertBank {
@@ -34,6 +43,10 @@ class ExpertBank {
   // gate, up [width, hidden]; down [hidden, width]. T is float or uint16_t (bfloat16 bits).
   template <class T>
   void load(int layer, int expert, const T* gate, const T* up, const T* down);
+  // The same for a bank of FP8 weights. Throws std::invalid_argument for a block that the packed
+  // form cannot hold, or a code that is not a number.
+  void load_fp8(int layer, int expert, const Fp8Weight& gate, const Fp8Weight& up,
+                const Fp8Weight& down);
 
   int moe_layers() const { return moe_layers_; }
   int hidden() const { return hidden_; }
@@ -48,7 +61,8 @@ class ExpertBank {
 
   // Computes every copy of the schedule. rows[i] is the i-th pulled row [hidden]. For each copy
   // and column range, calls sink(copy index, const float* values, first column, columns) with the
-  // unweighted outputs of columns [first, first + columns), on any thread of the pool.
+  // unweighted outputs of columns [first, first + columns), on any thread of the pool. The calls
+  // for one column follow the order of the copies, one at a time.
   template <class Sink>
   void compute(Pool& pool, int layer, const TileSchedule& schedule, const float* const* rows,
                ExpertScratch& scratch, Sink&& sink) const {
@@ -62,11 +76,19 @@ class ExpertBank {
   }
 
  private:
+  static constexpr int kTasksPerThread = 4;
+
   // Every expert of a layer lies in one matrix: expert i's rows start at i times its padded rows.
   struct Layer {
     PackedMatrix gate_up;  // 16 gates, 16 ups, 16 gates …: one panel makes 16 activations
     PackedMatrix down;
   };
+
+  // Calls put(matrix, matrix row, source, source's first row, rows) for each group of rows that
+  // lie together.
+  template <class Weight, class Put>
+  void place(int layer, int expert, const Weight& gate, const Weight& up, const Weight& down,
+             Put&& put);
 
   // Tiles whose intermediate results live at the same time.
   struct Wave {
@@ -85,7 +107,6 @@ class ExpertBank {
   // A tile's columns, cut so that a pool has a few tasks a thread.
   struct Split {
     Split(const Wave& wave, int panels) : panels_(panels) {
-      constexpr int kTasksPerThread = 4;
       const int wanted = (kTasksPerThread * wave.threads + wave.tiles - 1) / wave.tiles;
       parts_ = wave.threads == 1 ? 1 : std::clamp(wanted, 1, panels);
     }
@@ -107,17 +128,20 @@ class ExpertBank {
 
   template <class Sink>
   void project(Pool& pool, int layer, const Wave& wave, Sink&& sink) const {
-    const Split split(wave, down_panels());
-    pool.parallel_for(split.tasks(wave), [&](int task) {
-      const Tile& tile = wave.tile(split.tile(task));
-      const int begin = split.begin(task);
-      const int end = split.end(task);
-      down_tile(layer, wave, tile, begin, end);
+    const int panels = down_panels();
+    const int parts = wave.threads == 1 ? 1 : std::clamp(kTasksPerThread * wave.threads, 1, panels);
+    pool.parallel_for(parts, [&](int part) {
+      const int begin = panels * part / parts;
+      const int end = panels * (part + 1) / parts;
       const int first = begin * PackedMatrix::kPanel;
       const int columns = std::min(end * PackedMatrix::kPanel, hidden_) - first;
-      for (int32_t copy = tile.first; copy < tile.first + tile.rows; ++copy) {
-        sink(copy, wave.down + index(copy - wave.first_copy) * down_columns() + first, first,
-             columns);
+      for (int t = 0; t < wave.tiles; ++t) {
+        const Tile& tile = wave.tile(t);
+        down_tile(layer, wave, tile, begin, end);
+        for (int32_t copy = tile.first; copy < tile.first + tile.rows; ++copy) {
+          sink(copy, wave.down + index(copy - wave.first_copy) * down_columns() + first, first,
+               columns);
+        }
       }
     });
   }

@@ -5,6 +5,10 @@
 // bit-identical in any batch on one machine. At Isa::Avx512Bf16 a BF16 matrix multiplies bf16
 // pairs: activations are rounded to bf16 (nearest even) and k advances by two a step, in the order
 // vdpbf16ps defines; subnormals flush to zero.
+//
+// FP8 weights are e4m3 codes with one float32 scale per 16 rows and 128 columns. Each code becomes
+// the bf16 of the same value, exactly; every 128 columns are one chain as above, and the chains'
+// sums, times their scales, are added in ascending order.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +19,7 @@
 
 namespace megamoe::cpu {
 
-enum class WeightType { BF16 = 0, FP32 = 1 };
+enum class WeightType { BF16 = 0, FP32 = 1, FP8 = 2 };
 
 inline float bf16_to_f32(uint16_t bits) {
   const uint32_t word = uint32_t{bits} << 16;
@@ -39,14 +43,19 @@ struct GemmCall;
 class PackedMatrix {
  public:
   static constexpr int kPanel = 32;
+  static constexpr int kScaleRows = kPanel / 2;  // that share an FP8 scale
+  static constexpr int kScaleCols = 128;
 
   // Throws std::invalid_argument if a size is not positive, std::bad_alloc if memory is short.
   PackedMatrix(int rows, int cols, WeightType type);
 
   // Rows [first_row, first_row + n_rows) from w [n_rows, cols]; std::out_of_range if they do not
-  // fit.
+  // fit, std::invalid_argument if the matrix is FP8.
   void load_f32(int first_row, const float* w, int n_rows);
   void load_bf16(int first_row, const uint16_t* w, int n_rows);
+  // At most kScaleRows rows from a multiple of it, and their scales [ceil(cols / kScaleCols)].
+  // std::invalid_argument if a code is not a number, or the matrix is not FP8.
+  void load_fp8(int first_row, const uint8_t* codes, int n_rows, const float* scales);
 
   // out[cols] = W[row], exactly as stored.
   void gather_row(int row, float* out) const;
@@ -62,20 +71,29 @@ class PackedMatrix {
  private:
   friend void gemm_rows(const float* const*, float* const*, int, const PackedMatrix&, int, int,
                         bool);
-  enum class Layout { Fp32, Bf16, Bf16Pairs };
+  // How a panel orders its elements; FP8 codes lie as the bf16 they become.
+  enum class Order { Rows, Halves, Pairs };
   struct Unmap {
     size_t bytes;
     void operator()(std::byte* data) const;
   };
 
-  size_t element_offset(int row, int k) const;
-  template <class T, class Convert>
+  void choose_kernel();
+  void check_rows(int first_row, int n_rows) const;
+  size_t element_bytes() const;
+  int scale_blocks() const { return (cols_ + kScaleCols - 1) / kScaleCols; }
+  float* scales(int row) const;
+  template <class T>
+  T* elements(int row) const;
+  size_t position(int row, int k) const;
+  template <class Stored, class T, class Convert>
   void load(int first_row, const T* w, int n_rows, Convert convert);
 
   int rows_;
   int cols_;
   WeightType type_;
-  Layout layout_;
+  Order order_ = Order::Rows;
+  size_t head_bytes_ = 0;  // of a panel: its FP8 scales, two a block of columns
   void (*kernel_)(const GemmCall&);
   size_t panel_bytes_;
   std::unique_ptr<std::byte, Unmap> data_;

@@ -10,11 +10,15 @@ MEGAMOE_TARGET(MEGAMOE_AVX2_FEATURES)
 #include "megamoe/cpu/simd_avx2.h"
 // The tiles need the vectors above.
 #include "megamoe/cpu/gemm_tiles.h"
+//
+#include "megamoe/cpu/fp8_avx2.h"
 MEGAMOE_TARGET_END
 
 namespace megamoe::cpu {
 
-GemmKernels gemm_avx2() { return {gemm<Fp32Step>, gemm<Bf16Step>, nullptr}; }
+GemmKernels gemm_avx2() {
+  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, nullptr, nullptr};
+}
 
 }  // namespace megamoe::cpu
 #endif

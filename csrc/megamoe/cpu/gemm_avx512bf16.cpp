@@ -11,6 +11,8 @@ MEGAMOE_TARGET("avx512bf16," MEGAMOE_AVX512_FEATURES)
 #include "megamoe/cpu/simd_avx512.h"
 // The tiles need the vectors above.
 #include "megamoe/cpu/gemm_tiles.h"
+//
+#include "megamoe/cpu/fp8_avx512.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -20,6 +22,7 @@ struct Bf16PairStep {
   using Activation = uint32_t;
   using Factor = __m512bh;
   using Operand = __m512bh;
+  static constexpr int kDepth = 2;
   static constexpr size_t kBytes = 64 * sizeof(uint16_t);
   static void load(const std::byte* step, int, Operand& low, Operand& high) {
     low = (__m512bh)_mm512_load_si512(step);
@@ -49,7 +52,9 @@ void round_row(const float* x, int cols, uint32_t* pairs) {
   }
 }
 
-void gemm_pairs(const GemmCall& call) {
+// Calls compute(rounded rows, their y, how many) for blocks that stay in the second-level cache.
+template <class Compute>
+void round_blocks(const GemmCall& call, Compute compute) {
   const int steps = (call.cols + 1) / 2;
   const int block = block_rows(steps, sizeof(uint32_t));
   const int rows = call.m < block ? call.m : block;
@@ -63,8 +68,20 @@ void gemm_pairs(const GemmCall& call) {
       round_row(call.x[first + r], call.cols, pairs.get() + stride * r);
       x[r] = pairs.get() + stride * r;
     }
-    block_gemm<Bf16PairStep>(call, x.get(), call.y + first, m, steps);
+    compute(x.get(), call.y + first, m);
   }
+}
+
+void gemm_pairs(const GemmCall& call) {
+  round_blocks(call, [&](const uint32_t* const* x, float* const* y, int m) {
+    block_gemm<Bf16PairStep>(call, x, y, m, (call.cols + 1) / 2);
+  });
+}
+
+void gemm_fp8_pairs(const GemmCall& call) {
+  round_blocks(call, [&](const uint32_t* const* x, float* const* y, int m) {
+    block_gemm_fp8<Bf16PairStep>(call, x, y, m, bf16_of_e4m3);
+  });
 }
 
 }  // namespace
@@ -73,7 +90,9 @@ MEGAMOE_TARGET_END
 
 namespace megamoe::cpu {
 
-GemmKernels gemm_avx512bf16() { return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_pairs}; }
+GemmKernels gemm_avx512bf16() {
+  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, gemm_pairs, gemm_fp8_pairs};
+}
 
 }  // namespace megamoe::cpu
 #endif

@@ -17,12 +17,23 @@ struct GemmCall {
   int panel_begin;
   int panel_end;
   bool accumulate;
+  int first_k = 0;                // where x starts, in activations
+  const float* scales = nullptr;  // of the sums of a panel's halves
 };
+
+// An FP8 panel: scales [blocks of columns][2], padded to a cache line, then the codes.
+constexpr size_t fp8_head_bytes(int scale_blocks) {
+  constexpr size_t kLine = 64;
+  return (static_cast<size_t>(scale_blocks) * 2 * sizeof(float) + kLine - 1) / kLine * kLine;
+}
 
 struct GemmKernels {
   void (*fp32)(const GemmCall&);
   void (*bf16)(const GemmCall&);
-  void (*bf16_pairs)(const GemmCall&);  // null where the level has no such instruction
+  void (*fp8)(const GemmCall&);
+  // Null where the level has no such instruction.
+  void (*bf16_pairs)(const GemmCall&);
+  void (*fp8_pairs)(const GemmCall&);
 };
 
 GemmKernels gemm_portable();

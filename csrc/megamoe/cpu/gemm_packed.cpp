@@ -1,16 +1,21 @@
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
 
 #include "megamoe/cpu/gemm.h"
 #include "megamoe/cpu/gemm_kernels.h"
+#include "megamoe/numerics.h"
 
 namespace megamoe::cpu {
 namespace {
 
-constexpr int kHalf = PackedMatrix::kPanel / 2;
+constexpr size_t kHalf = PackedMatrix::kPanel / 2;
+constexpr const char* kNeedsScales = "FP8 weights are loaded as codes with their scales";
+
+size_t index(int value) { return static_cast<size_t>(value); }
 
 GemmKernels kernels_of(Isa isa) {
   switch (isa) {
@@ -40,89 +45,140 @@ std::byte* map_bytes(size_t bytes) {
 void PackedMatrix::Unmap::operator()(std::byte* data) const { munmap(data, bytes); }
 
 PackedMatrix::PackedMatrix(int rows, int cols, WeightType type)
-    : rows_(rows),
-      cols_(cols),
-      type_(type),
-      layout_(Layout::Fp32),
-      kernel_(nullptr),
-      data_(nullptr, Unmap{0}) {
+    : rows_(rows), cols_(cols), type_(type), kernel_(nullptr), data_(nullptr, Unmap{0}) {
   if (rows <= 0 || cols <= 0) {
     throw std::invalid_argument("a matrix needs positive rows and cols, got [" +
                                 std::to_string(rows) + ", " + std::to_string(cols) + "]");
   }
-  const GemmKernels kernels = kernels_of(current_isa());
-  size_t depth = cols;
-  if (type == WeightType::FP32) {
-    kernel_ = kernels.fp32;
-  } else if (kernels.bf16_pairs != nullptr) {
-    layout_ = Layout::Bf16Pairs;
-    kernel_ = kernels.bf16_pairs;
-    depth += depth % 2;
-  } else {
-    layout_ = Layout::Bf16;
-    kernel_ = kernels.bf16;
-  }
-  panel_bytes_ = depth * kPanel * (type == WeightType::FP32 ? sizeof(float) : sizeof(uint16_t));
+  choose_kernel();
+  const size_t depth = index(cols) + (order_ == Order::Pairs ? index(cols) % 2 : 0);
+  if (type == WeightType::FP8) head_bytes_ = fp8_head_bytes(scale_blocks());
+  panel_bytes_ = head_bytes_ + depth * kPanel * element_bytes();
   data_ = std::unique_ptr<std::byte, Unmap>(map_bytes(bytes()), Unmap{bytes()});
 }
 
-// In elements of the stored type, from the start of the matrix.
-size_t PackedMatrix::element_offset(int row, int k) const {
-  const int lane = row % kPanel;
-  const size_t depth = static_cast<size_t>(k);
-  const size_t element_bytes = layout_ == Layout::Fp32 ? sizeof(float) : sizeof(uint16_t);
-  const size_t start = panel_bytes_ / element_bytes * static_cast<size_t>(row / kPanel);
-  switch (layout_) {
-    case Layout::Fp32:
-      return start + depth * kPanel + lane;
-    case Layout::Bf16:
-      // Lanes c and c + 16 share a 32-bit word: a shift and a mask make both float32 vectors.
-      return start + depth * kPanel + (lane % kHalf) * 2 + lane / kHalf;
-    case Layout::Bf16Pairs:
-      return start + (depth / 2) * (2 * kPanel) + lane * 2 + depth % 2;
+void PackedMatrix::choose_kernel() {
+  const GemmKernels kernels = kernels_of(current_isa());
+  if (type_ == WeightType::FP32) {
+    kernel_ = kernels.fp32;
+    return;
   }
-  return start;
+  const bool pairs = kernels.bf16_pairs != nullptr;
+  order_ = pairs ? Order::Pairs : Order::Halves;
+  if (type_ == WeightType::BF16) {
+    kernel_ = pairs ? kernels.bf16_pairs : kernels.bf16;
+  } else {
+    kernel_ = pairs ? kernels.fp8_pairs : kernels.fp8;
+  }
 }
 
-template <class T, class Convert>
-void PackedMatrix::load(int first_row, const T* w, int n_rows, Convert convert) {
-  if (first_row < 0 || n_rows < 0 || first_row > rows_ - n_rows) {
-    throw std::out_of_range("rows [" + std::to_string(first_row) + ", " +
-                            std::to_string(first_row + int64_t{n_rows}) +
-                            ") lie outside a matrix of " + std::to_string(rows_) + " rows");
+size_t PackedMatrix::element_bytes() const {
+  switch (type_) {
+    case WeightType::FP8:
+      return sizeof(uint8_t);
+    case WeightType::BF16:
+      return sizeof(uint16_t);
+    case WeightType::FP32:
+      break;
   }
-  using Stored = decltype(convert(*w));
-  Stored* data = reinterpret_cast<Stored*>(data_.get());
-  for (int r = 0; r < n_rows; ++r) {
-    for (int k = 0; k < cols_; ++k) {
-      data[element_offset(first_row + r, k)] = convert(w[static_cast<size_t>(r) * cols_ + k]);
-    }
+  return sizeof(float);
+}
+
+// Of a row's half panel: every second one belongs to it.
+float* PackedMatrix::scales(int row) const {
+  std::byte* panel = data_.get() + panel_bytes_ * index(row / kPanel);
+  return reinterpret_cast<float*>(panel) + row % kPanel / kScaleRows;
+}
+
+template <class T>
+T* PackedMatrix::elements(int row) const {
+  return reinterpret_cast<T*>(data_.get() + panel_bytes_ * index(row / kPanel) + head_bytes_);
+}
+
+// Of an element within its panel.
+size_t PackedMatrix::position(int row, int k) const {
+  const size_t lane = index(row % kPanel);
+  const size_t depth = index(k);
+  switch (order_) {
+    case Order::Rows:
+      return depth * kPanel + lane;
+    case Order::Halves:
+      // Lanes c and c + 16 share a 32-bit word: a shift and a mask make both float32 vectors.
+      return depth * kPanel + lane % kHalf * 2 + lane / kHalf;
+    case Order::Pairs:
+      return depth / 2 * (2 * kPanel) + lane * 2 + depth % 2;
+  }
+  return 0;
+}
+
+void PackedMatrix::check_rows(int first_row, int n_rows) const {
+  if (first_row >= 0 && n_rows >= 0 && first_row <= rows_ - n_rows) return;
+  throw std::out_of_range("rows [" + std::to_string(first_row) + ", " +
+                          std::to_string(first_row + int64_t{n_rows}) +
+                          ") lie outside a matrix of " + std::to_string(rows_) + " rows");
+}
+
+template <class Stored, class T, class Convert>
+void PackedMatrix::load(int first_row, const T* w, int n_rows, Convert convert) {
+  check_rows(first_row, n_rows);
+  for (int row = first_row; row < first_row + n_rows; ++row, w += cols_) {
+    Stored* panel = elements<Stored>(row);
+    for (int k = 0; k < cols_; ++k) panel[position(row, k)] = convert(w[k]);
   }
 }
 
 void PackedMatrix::load_f32(int first_row, const float* w, int n_rows) {
-  if (layout_ == Layout::Fp32) {
-    load(first_row, w, n_rows, [](float value) { return value; });
+  if (type_ == WeightType::FP8) throw std::invalid_argument(kNeedsScales);
+  if (type_ == WeightType::FP32) {
+    load<float>(first_row, w, n_rows, [](float value) { return value; });
   } else {
-    load(first_row, w, n_rows, f32_to_bf16);
+    load<uint16_t>(first_row, w, n_rows, f32_to_bf16);
   }
 }
 
 void PackedMatrix::load_bf16(int first_row, const uint16_t* w, int n_rows) {
-  if (layout_ == Layout::Fp32) {
-    load(first_row, w, n_rows, bf16_to_f32);
+  if (type_ == WeightType::FP8) throw std::invalid_argument(kNeedsScales);
+  if (type_ == WeightType::FP32) {
+    load<float>(first_row, w, n_rows, bf16_to_f32);
   } else {
-    load(first_row, w, n_rows, [](uint16_t value) { return value; });
+    load<uint16_t>(first_row, w, n_rows, [](uint16_t value) { return value; });
   }
 }
 
+void PackedMatrix::load_fp8(int first_row, const uint8_t* codes, int n_rows, const float* given) {
+  if (type_ != WeightType::FP8) {
+    throw std::invalid_argument("FP8 codes and scales need a matrix of FP8 weights");
+  }
+  if (first_row % kScaleRows != 0 || n_rows > kScaleRows) {
+    throw std::invalid_argument("FP8 rows are loaded in groups of " + std::to_string(kScaleRows));
+  }
+  const auto elements = index(n_rows) * index(cols_);
+  const uint8_t* broken =
+      std::find_if(codes, codes + elements, [](uint8_t code) { return (code & 0x7f) == 0x7f; });
+  if (broken != codes + elements) {
+    throw std::invalid_argument("an FP8 weight is not a number, in column " +
+                                std::to_string((broken - codes) % cols_) +
+                                "; the checkpoint is damaged");
+  }
+  load<uint8_t>(first_row, codes, n_rows, [](uint8_t code) { return code; });
+  float* kept = scales(first_row);
+  for (int block = 0; block < scale_blocks(); ++block) kept[2 * block] = given[block];
+}
+
 void PackedMatrix::gather_row(int row, float* out) const {
-  if (layout_ == Layout::Fp32) {
-    const float* data = reinterpret_cast<const float*>(data_.get());
-    for (int k = 0; k < cols_; ++k) out[k] = data[element_offset(row, k)];
-  } else {
-    const uint16_t* data = reinterpret_cast<const uint16_t*>(data_.get());
-    for (int k = 0; k < cols_; ++k) out[k] = bf16_to_f32(data[element_offset(row, k)]);
+  for (int k = 0; k < cols_; ++k) {
+    const size_t at = position(row, k);
+    switch (type_) {
+      case WeightType::FP32:
+        out[k] = elements<float>(row)[at];
+        break;
+      case WeightType::BF16:
+        out[k] = bf16_to_f32(elements<uint16_t>(row)[at]);
+        break;
+      case WeightType::FP8:
+        out[k] = e4m3_decode(elements<uint8_t>(row)[at]) * scales(row)[k / kScaleCols * 2];
+        break;
+    }
   }
 }
 

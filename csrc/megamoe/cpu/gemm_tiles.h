@@ -11,7 +11,7 @@ struct Fp32Step {
   using Activation = float;
   using Factor = simd::f32;
   using Operand = simd::f32;
-  static constexpr int kDepth = 1;
+  static constexpr int kDepth = 1;  // k a step
   static constexpr size_t kBytes = 32 * sizeof(float);
   static void load(const std::byte* step, int half, Operand& low, Operand& high) {
     const float* w = reinterpret_cast<const float*>(step);
@@ -29,6 +29,28 @@ struct Bf16Step : Fp32Step {
   }
 };
 
+// out (+)= sums, or (+)= *scale * sums, of the first `left` lanes.
+inline void write_sums(simd::f32 sums, const float* scale, bool accumulate, int left, float* out) {
+  const int count = left < simd::kLanes ? left : simd::kLanes;
+  if (count <= 0) return;
+  float tail[simd::kLanes] = {};
+  float* to = out;
+  if (count < simd::kLanes) {
+    to = tail;
+    for (int i = 0; i < count; ++i) tail[i] = out[i];
+  }
+  if (scale != nullptr) {
+    const simd::f32 factor = simd::set1(*scale);
+    sums = accumulate ? simd::fma(factor, sums, simd::load(to)) : simd::mul(factor, sums);
+  } else if (accumulate) {
+    sums = simd::add(simd::load(to), sums);
+  }
+  simd::store(to, sums);
+  if (to == tail) {
+    for (int i = 0; i < count; ++i) out[i] = tail[i];
+  }
+}
+
 // MR rows by NP panels; every sum is one chain over ascending k.
 template <class Step, int MR, int NP>
 inline void tile(const GemmCall& call, const typename Step::Activation* const* x, float* const* y,
@@ -42,7 +64,7 @@ inline void tile(const GemmCall& call, const typename Step::Activation* const* x
   }
   const typename Step::Activation* rows[MR];
 #pragma GCC unroll 64
-  for (int r = 0; r < MR; ++r) rows[r] = x[r];
+  for (int r = 0; r < MR; ++r) rows[r] = x[r] + call.first_k;
   const std::byte* panels = call.first_panel + call.panel_bytes * (panel - call.panel_begin);
   const size_t panel_bytes = call.panel_bytes;
   for (int k = 0; k < steps; ++k) {
@@ -73,16 +95,9 @@ inline void tile(const GemmCall& call, const typename Step::Activation* const* x
     for (int r = 0; r < MR; ++r) {
       for (int h = 0; h < 2; ++h) {
         const int lane = 16 * h + half;
-        float* out = y[r] + column + lane;
-        const simd::f32 sum = sums[r][p][h];
-        if (lane + simd::kLanes <= width) {
-          simd::store(out, call.accumulate ? simd::add(simd::load(out), sum) : sum);
-          continue;
-        }
-        float lanes[simd::kLanes];
-        simd::store(lanes, sum);
-        for (int i = 0; i < width - lane; ++i)
-          out[i] = call.accumulate ? out[i] + lanes[i] : lanes[i];
+        const float* scale = call.scales == nullptr ? nullptr : call.scales + h;
+        const int left = width - lane;
+        write_sums(sums[r][p][h], scale, call.accumulate, left, y[r] + column + lane);
       }
     }
   }
@@ -141,12 +156,55 @@ inline int block_rows(int cols, size_t activation_bytes) {
   return static_cast<int>(rows / kTileRows * kTileRows) + kTileRows;
 }
 
+// The same for FP8 panels: a block of columns at a time becomes bf16 in the first-level cache, once
+// for all rows.
+template <class Step, class Decode>
+void block_gemm_fp8(const GemmCall& call, const typename Step::Activation* const* x,
+                    float* const* y, int m, Decode decode) {
+  constexpr int kBlock = 128;
+  alignas(64) uint16_t words[kBlock * 32];
+  const int depth = (call.cols + Step::kDepth - 1) / Step::kDepth * Step::kDepth;
+  const size_t head = fp8_head_bytes((call.cols + kBlock - 1) / kBlock);
+  const int tiles = (m + kTileRows - 1) / kTileRows;
+  GemmCall block = call;
+  block.first_panel = reinterpret_cast<const std::byte*>(words);
+  for (int panel = call.panel_begin; panel < call.panel_end; ++panel) {
+    const std::byte* data = call.first_panel + call.panel_bytes * (panel - call.panel_begin);
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(data + head);
+    block.scales = reinterpret_cast<const float*>(data);
+    block.panel_begin = panel;
+    block.accumulate = call.accumulate;
+    for (int k = 0; k < depth; k += kBlock) {
+      const int cols = depth - k < kBlock ? depth - k : kBlock;
+      decode(codes + k * 32, cols * 32, words);
+      block.first_k = k / Step::kDepth;
+      for (int t = 0; t < tiles; ++t) {
+        const int first = static_cast<int>(static_cast<int64_t>(m) * t / tiles);
+        const int last = static_cast<int>(static_cast<int64_t>(m) * (t + 1) / tiles);
+        row_tile_of<Step>(last - first, block, x + first, y + first, cols / Step::kDepth, panel,
+                          panel + 1);
+      }
+      block.accumulate = true;
+      block.scales += 2;
+    }
+  }
+}
+
 template <class Step>
 void gemm(const GemmCall& call) {
   const int block = block_rows(call.cols, sizeof(float));
   for (int first = 0; first < call.m; first += block) {
     const int m = call.m - first < block ? call.m - first : block;
     block_gemm<Step>(call, call.x + first, call.y + first, m, call.cols);
+  }
+}
+
+template <void (*decode)(const uint8_t*, int, uint16_t*)>
+void gemm_fp8(const GemmCall& call) {
+  const int block = block_rows(call.cols, sizeof(float));
+  for (int first = 0; first < call.m; first += block) {
+    const int m = call.m - first < block ? call.m - first : block;
+    block_gemm_fp8<Bf16Step>(call, call.x + first, call.y + first, m, decode);
   }
 }
 

@@ -22,6 +22,8 @@ class GrowBuffer {
     return data_;
   }
 
+  T* data() const { return data_; }
+
   GrowBuffer() = default;
   ~GrowBuffer() { ::operator delete(data_, kAlignment); }
   GrowBuffer(GrowBuffer&& other) noexcept : data_(other.data_), capacity_(other.capacity_) {

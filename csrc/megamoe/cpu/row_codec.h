@@ -6,17 +6,22 @@
 #include <cstdint>
 
 #include "megamoe/cpu/isa.h"
+#include "megamoe/numerics.h"
 
 namespace megamoe::cpu {
 
 struct RowCodec {
-  void (*encode_fp8)(const float* x, int hidden, uint8_t* codes, float* scales);
-  void (*decode_fp8)(const uint8_t* codes, const float* scales, int hidden, float* out);
+  void (*encode_fp8)(ScaleFormat format, const float* x, int hidden, uint8_t* codes,
+                     std::byte* scales);
+  void (*decode_fp8)(ScaleFormat format, const uint8_t* codes, const std::byte* scales, int hidden,
+                     float* out);
   void (*encode_bf16)(const float* x, int n, uint16_t* out);
   void (*decode_bf16)(const uint16_t* x, int n, float* out);
   // out = weight * x, rounded once to FP32 and, in the first, once more to BF16.
   void (*scale_bf16)(const float* x, float weight, int n, uint16_t* out);
   void (*scale_f32)(const float* x, float weight, int n, float* out);
+  // sums += weight * x, the product rounded first.
+  void (*add_scaled)(const float* x, float weight, int n, float* sums);
   // out = the sum of `count` rows of the named type, in order, from zero.
   void (*sum_bf16)(const std::byte* const* rows, int count, int n, float* out);
   void (*sum_f32)(const std::byte* const* rows, int count, int n, float* out);

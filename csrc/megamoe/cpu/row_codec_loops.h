@@ -30,20 +30,22 @@ inline float largest_magnitude(const float* x, int n) {
   return float_of(static_cast<uint32_t>(all));
 }
 
-void encode_fp8(const float* x, int hidden, uint8_t* codes, float* scales) {
-  for (int first = 0; first < hidden; first += kScaleBlock, ++scales) {
-    const int n = hidden - first < kScaleBlock ? hidden - first : kScaleBlock;
+void encode_fp8(ScaleFormat format, const float* x, int hidden, uint8_t* codes, std::byte* scales) {
+  const int size = scale_block(format);
+  for (int first = 0, b = 0; first < hidden; first += size, ++b) {
+    const int n = hidden - first < size ? hidden - first : size;
     const float* block = x + first;
-    const float scale = block_scale(largest_magnitude(block, n));
+    const float scale = store_scale(format, block_scale(largest_magnitude(block, n)), scales, b);
     for (int i = 0; i < n; ++i) codes[first + i] = e4m3_encode(block[i] / scale);
-    *scales = scale;
   }
 }
 
-void decode_fp8(const uint8_t* codes, const float* scales, int hidden, float* out) {
-  for (int first = 0; first < hidden; first += kScaleBlock, ++scales) {
-    const int n = hidden - first < kScaleBlock ? hidden - first : kScaleBlock;
-    const float scale = *scales;
+void decode_fp8(ScaleFormat format, const uint8_t* codes, const std::byte* scales, int hidden,
+                float* out) {
+  const int size = scale_block(format);
+  for (int first = 0, b = 0; first < hidden; first += size, ++b) {
+    const int n = hidden - first < size ? hidden - first : size;
+    const float scale = load_scale(format, scales, b);
     for (int i = first; i < first + n; ++i) out[i] = e4m3_decode(codes[i]) * scale;
   }
 }
@@ -62,6 +64,10 @@ void scale_bf16(const float* x, float weight, int n, uint16_t* out) {
 
 void scale_f32(const float* x, float weight, int n, float* out) {
   for (int i = 0; i < n; ++i) out[i] = x[i] * weight;
+}
+
+void add_scaled(const float* x, float weight, int n, float* sums) {
+  for (int i = 0; i < n; ++i) sums[i] += x[i] * weight;
 }
 
 constexpr int kStrip = 64;
@@ -109,7 +115,7 @@ void swiglu(const float* gate_up, int n, float* out) {
 }
 
 constexpr RowCodec kRowCodec{encode_fp8, decode_fp8, encode_bf16, decode_bf16, scale_bf16,
-                             scale_f32,  sum_bf16,   sum_f32,     swiglu};
+                             scale_f32,  add_scaled, sum_bf16,    sum_f32,     swiglu};
 
 }  // namespace
 }  // namespace megamoe::cpu

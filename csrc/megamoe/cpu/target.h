@@ -4,20 +4,22 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "megamoe/cpu/expert_bank.h"
+#include "megamoe/cpu/lists.h"
 #include "megamoe/cpu/row_codec.h"
 #include "megamoe/cpu/wait.h"
-#include "megamoe/errors.h"
+#include "megamoe/failures.h"
 #include "megamoe/layout.h"
 #include "megamoe/memory.h"
 
 namespace megamoe::cpu {
 
 struct Target : Waiting {
+  using Lists = cpu::Lists;
+
   // A bank of experts with the pool and working memory that compute on it.
   class Experts {
    public:
@@ -30,29 +32,20 @@ struct Target : Waiting {
     // Decodes each needed row once, however many of its experts live here. where(i) gives row i
     // and its scales.
     template <class Where>
-    void pull(Wire wire, int hidden, size_t count, Where&& where) {
+    void pull(const Shape& shape, size_t count, Where&& where) {
       rows_.resize(count);
-      if (wire == Wire::FP32) {  // usable where it lies
+      if (shape.wire == Wire::FP32) {  // usable where it lies
         for (size_t i = 0; i < count; ++i) {
-          rows_[i] = reinterpret_cast<const float*>(where(i).first);
+          rows_[i] = reinterpret_cast<const float*>(where(i).row);
         }
         return;
       }
-      const auto width = static_cast<size_t>(hidden);
+      const auto width = static_cast<size_t>(shape.hidden);
       float* decoded = decoded_.reserve(count * width);
-      const auto decode = [&](size_t begin, size_t end) {
-        for (size_t i = begin; i < end; ++i) {
-          const auto [row, scales] = where(i);
-          decode_row(wire, row, scales, hidden, decoded + i * width);
-          rows_[i] = decoded + i * width;
-        }
-      };
-      // Waking a thread costs as much as decoding some thousands of elements.
-      constexpr size_t kTaskElements = 32 * 1024;
-      const size_t tasks = std::max<size_t>(1, count * width / kTaskElements);
-      pool_->parallel_for(static_cast<int>(tasks), [&](int task) {
-        const auto part = static_cast<size_t>(task);
-        decode(count * part / tasks, count * (part + 1) / tasks);
+      for_each_row(shape, count, [&](size_t i) {
+        const auto [row, scales] = where(i);
+        decode_row(shape, row, scales, decoded + i * width);
+        rows_[i] = decoded + i * width;
       });
     }
 
@@ -62,39 +55,78 @@ struct Target : Waiting {
       bank_->compute(*pool_, layer, schedule, rows_.data(), scratch_, std::forward<Sink>(sink));
     }
 
+    // The return mode that adds up a row's copies: clear, add in the order in which compute hands
+    // the copies over, return. where(i) gives the returned row of row i.
+    void clear_sums(const Shape& shape, size_t count) {
+      float* sums = sums_.reserve(count * static_cast<size_t>(shape.hidden));
+      for_each_row(shape, count, [&](size_t i) {
+        std::fill_n(sums + i * static_cast<size_t>(shape.hidden), shape.hidden, 0.0f);
+      });
+    }
+    void add_to_sum(const Shape& shape, int row, const float* values, float weight, int first,
+                    int columns) {
+      row_codec().add_scaled(values, weight, columns, sum(shape, static_cast<size_t>(row)) + first);
+    }
+    template <class Where>
+    void return_sums(const Shape& shape, size_t count, Where&& where) {
+      for_each_row(shape, count, [&](size_t i) {
+        write_back(shape.wire, sum(shape, i), 1.0f, shape.hidden, 0, where(i));
+      });
+    }
+
    private:
+    float* sum(const Shape& shape, size_t row) {
+      return sums_.data() + row * static_cast<size_t>(shape.hidden);
+    }
+
+    template <class F>
+    void for_each_row(const Shape& shape, size_t count, F&& fn) {
+      // Waking a thread costs as much as decoding some thousands of elements.
+      constexpr size_t kTaskElements = 32 * 1024;
+      const size_t elements = count * static_cast<size_t>(shape.hidden);
+      const size_t tasks = std::max<size_t>(1, elements / kTaskElements);
+      pool_->parallel_for(static_cast<int>(tasks), [&](int task) {
+        const auto part = static_cast<size_t>(task);
+        const size_t end = count * (part + 1) / tasks;
+        for (size_t i = count * part / tasks; i < end; ++i) fn(i);
+      });
+    }
+
     const ExpertBank* bank_;
     Pool* pool_;
     std::vector<const float*> rows_;
     GrowBuffer<float> decoded_;
+    GrowBuffer<float> sums_;
     ExpertScratch scratch_;
   };
 
-  static void encode_row(Wire wire, const float* x, int hidden, std::byte* row, float* scales) {
-    switch (wire) {
+  static void encode_row(const Shape& shape, const float* x, std::byte* row, std::byte* scales) {
+    switch (shape.wire) {
       case Wire::FP8:
-        row_codec().encode_fp8(x, hidden, reinterpret_cast<uint8_t*>(row), scales);
+        row_codec().encode_fp8(shape.scale_format, x, shape.hidden, reinterpret_cast<uint8_t*>(row),
+                               scales);
         break;
       case Wire::BF16:
-        row_codec().encode_bf16(x, hidden, reinterpret_cast<uint16_t*>(row));
+        row_codec().encode_bf16(x, shape.hidden, reinterpret_cast<uint16_t*>(row));
         break;
       case Wire::FP32:
-        __builtin_memcpy(row, x, static_cast<size_t>(hidden) * sizeof(float));
+        __builtin_memcpy(row, x, static_cast<size_t>(shape.hidden) * sizeof(float));
         break;
     }
   }
 
-  static void decode_row(Wire wire, const std::byte* row, const float* scales, int hidden,
+  static void decode_row(const Shape& shape, const std::byte* row, const std::byte* scales,
                          float* out) {
-    switch (wire) {
+    switch (shape.wire) {
       case Wire::FP8:
-        row_codec().decode_fp8(reinterpret_cast<const uint8_t*>(row), scales, hidden, out);
+        row_codec().decode_fp8(shape.scale_format, reinterpret_cast<const uint8_t*>(row), scales,
+                               shape.hidden, out);
         break;
       case Wire::BF16:
-        row_codec().decode_bf16(reinterpret_cast<const uint16_t*>(row), hidden, out);
+        row_codec().decode_bf16(reinterpret_cast<const uint16_t*>(row), shape.hidden, out);
         break;
       case Wire::FP32:
-        __builtin_memcpy(out, row, static_cast<size_t>(hidden) * sizeof(float));
+        __builtin_memcpy(out, row, static_cast<size_t>(shape.hidden) * sizeof(float));
         break;
     }
   }
@@ -117,33 +149,30 @@ struct Target : Waiting {
     }
   }
 
-  [[noreturn]] static void wait_failed(const WaitResult& result, const WaitSite& site,
-                                       uint64_t expected, uint64_t deadline_ns) {
-    const std::string who =
-        "rank " + std::to_string(site.rank) + " waiting for " + site.word + " of rank " +
-        std::to_string(site.other) + " (step " + std::to_string(site.step) + ", MoE layer " +
-        std::to_string(site.layer) + ", lane " + std::to_string(site.lane) + ")";
-    if (result.end == WaitEnd::Aborted) {
-      const int culprit = abort_culprit(result.seen);
-      throw Aborted(who + " was told to abort" +
-                        (culprit >= 0 ? " because of rank " + std::to_string(culprit) : ""),
-                    culprit);
+  // A rank is one thread.
+  static void sync() {}
+  static constexpr bool leader() { return true; }
+  template <class F>
+  static bool on_leader(F&& fn) {
+    return fn();
+  }
+  template <class F>
+  static void for_each(int64_t count, F&& fn) {
+    for (int64_t i = 0; i < count; ++i) fn(i);
+  }
+
+  struct Failures {
+    [[noreturn]] void wait_failed(const WaitResult& result, const WaitSite& site, uint64_t expected,
+                                  uint64_t deadline_ns) const {
+      throw_wait_failed(result, site, expected, deadline_ns);
     }
-    throw Deadline(who + " gave up after " + std::to_string(deadline_ns / 1'000'000) +
-                   " ms: expected " + std::to_string(expected) + ", seen " +
-                   std::to_string(result.seen));
-  }
-
-  [[noreturn]] static void bad_expert(int rank, int layer, int token, int id, int experts) {
-    throw BadExpertId("rank " + std::to_string(rank) + ", MoE layer " + std::to_string(layer) +
-                      ", token " + std::to_string(token) + ": expert id " + std::to_string(id) +
-                      " is outside [-1, " + std::to_string(experts) + ")");
-  }
-
-  [[noreturn]] static void bad_count(int rank, int layer, int tokens) {
-    throw Error("rank " + std::to_string(rank) + ", MoE layer " + std::to_string(layer) +
-                ": a count of " + std::to_string(tokens) + " tokens exceeds the buffer");
-  }
+    [[noreturn]] void bad_expert(int rank, int layer, int token, int id, int experts) const {
+      throw_bad_expert(rank, layer, token, id, experts);
+    }
+    [[noreturn]] void bad_count(int rank, int layer, int tokens) const {
+      throw_bad_count(rank, layer, tokens);
+    }
+  };
 };
 
 }  // namespace megamoe::cpu

@@ -1,0 +1,1 @@
+"""Query-first decode (Q-First): the algebra, the blocks, the protocol and its accounting."""

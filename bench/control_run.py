@@ -1,0 +1,218 @@
+"""One coordinator under the clock: the product's StepLoop and link, each part timed where it is
+called."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from afd_sched.ints import pack_int32
+from afd_sched.links import CoordinatorLink, worker_identity
+from afd_sched.messages import (
+    FfnResult,
+    Generate,
+    Hello,
+    Ready,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    Stop,
+)
+from afd_sched.scheduler import Scheduler, SchedulerConfig, StepBundle, TokenBatch
+from afd_sched.steps import StepLoop
+
+PARTS = ("receive", "arrive", "commit", "plan", "encode", "publish", "rest", "tidy")
+PAGE_SIZE = 16
+CONTEXT_LENGTH = 8192
+EOS = 1
+_PROMPT_TOKENS = 96
+_CHURN = 0.01
+
+
+def pages_per_rank(batch: int) -> int:
+    """Room for every request to reach a few thousand tokens."""
+    return batch * 256
+
+
+class Clock:
+    """Seconds by part since the last ``take``."""
+
+    def __init__(self) -> None:
+        self.parts = dict.fromkeys(PARTS, 0.0)
+
+    def timed(self, part: str, call: Any, *arguments: Any) -> Any:
+        """``call(*arguments)``, its time added to ``part``."""
+        start = time.perf_counter()
+        result = call(*arguments)
+        self.parts[part] += time.perf_counter() - start
+        return result
+
+
+class TimedScheduler(Scheduler):
+    """Times plan and commit."""
+
+    clock: Clock
+    churn = False
+    committed_tokens = 0
+    ended = 0
+
+    def plan(self) -> StepBundle | None:
+        """As the product's."""
+        return self.clock.timed("plan", super().plan)  # type: ignore[no-any-return]
+
+    def commit(self, step: int, results: dict[int, Any]) -> TokenBatch:
+        """As the product's; counts what it delivers."""
+        batch: TokenBatch = self.clock.timed("commit", super().commit, step, results)
+        self.committed_tokens, self.ended = len(batch.uids), int(np.count_nonzero(batch.finished))
+        return batch
+
+    def tidy(self) -> None:
+        """As the product's."""
+        self.clock.timed("tidy", super().tidy)
+
+
+@dataclass
+class Measured:
+    """One phase; ``plan_bytes`` per attention rank and ``changes`` per step are means."""
+
+    step_us: list[float] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
+    parts_us: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PARTS})
+    plan_bytes: float = 0.0
+    changes: float = 0.0
+
+
+class Run:
+    """A coordinator's loop without its start-up and failures, which are not what is measured."""
+
+    def __init__(self, endpoint: str, ranks: int, ffn_ranks: int, batch: int) -> None:
+        self._ranks, self._all, self._batch = ranks, ranks + ffn_ranks, batch
+        # As the coordinator's process does.
+        gc.disable()
+        self._link = CoordinatorLink(endpoint)
+        self._clock = Clock()
+        config = SchedulerConfig(
+            attention_ranks=ranks,
+            ffn_ranks=ffn_ranks,
+            num_lanes=2,
+            max_running_requests=batch,
+            chunked_prefill_size=8192,
+            page_size=PAGE_SIZE,
+            context_length=CONTEXT_LENGTH,
+            eos_token_ids=(EOS,),
+            overlap=True,
+        )
+        self._scheduler = TimedScheduler(config, [pages_per_rank(batch)] * ranks)
+        self._scheduler.clock = self._clock
+        self._loop = StepLoop(self._scheduler, ranks, ffn_ranks)
+        self._random = np.random.default_rng(1)
+        self._uid = 0
+        self._plan_bytes = 0
+        self._churn = False
+
+    def fill(self) -> None:
+        """Waits for the workers, then starts every request at once."""
+        ready = 0
+        while ready < self._all:
+            self._link.socket.poll()
+            while (arrived := self._link.recv()) is not None:
+                ready += isinstance(arrived[1], Ready)
+                if not isinstance(arrived[1], Ready | Hello):
+                    sys.exit(f"unexpected {arrived[1]}")
+        self._arrive(self._ranks * self._batch)
+        self._advance()
+        while self._scheduler.committed_tokens < self._ranks * self._batch:
+            self._receive()
+            self._advance()
+
+    def start_churn(self, warm_up: int) -> None:
+        """Ends the long requests a hundredth at a time, and replaces whatever ends."""
+        self._churn = True
+        uids = self._random.permutation(self._uid)
+        for some in np.array_split(uids, round(1 / _CHURN)):
+            for uid in some.tolist():
+                self._scheduler.abort(uid)
+            self._arrive(len(some))
+            self.steps(1)
+        self.steps(warm_up)
+
+    def _arrive(self, count: int) -> None:
+        for _ in range(count):
+            tokens = int(self._random.integers(_PROMPT_TOKENS, _PROMPT_TOKENS + PAGE_SIZE))
+            ids = pack_int32(self._random.integers(2, 150_000, tokens, np.int32))
+    XX
+            new = int(self._random.integers(2, round(2 / _CHURN))) if self._churn else 10**6
+            message = Generate(self._uid, ids, SamplingParams(max_new_tokens=new))
+            self._uid += 1
+            rejected = self._clock.timed("arrive", list, self._loop.generate(message))
+            if rejected:
+                sys.exit(f"rejected: {rejected}")
+
+    def _receive(self) -> None:
+        """Until the oldest step's results are all here."""
+        steps = self._loop._steps
+        while not self._loop._complete(steps[0]):
+            self._link.socket.poll()
+            self._clock.timed("receive", self._drain)
+
+    def _drain(self) -> None:
+        while (arrived := self._link.recv()) is not None:
+            message = arrived[1]
+            if not isinstance(message, StepResult | FfnResult):
+                sys.exit(f"unexpected {message}")
+            self._loop.result(message)
+
+    def _advance(self) -> None:
+        """As the coordinator's loop does, without its front end's socket."""
+        clock, link = self._clock, self._link
+        for rank, message in self._loop.advance(time.monotonic() * 1000):
+            payload = clock.timed("encode", link.encode, message)
+            if rank is None:
+                continue
+            if isinstance(message, StepPlan):
+                self._plan_bytes += len(payload)
+            start = time.perf_counter()
+            link.socket.send(worker_identity(rank), zmq.SNDMORE)
+            link.socket.send(payload)
+            clock.parts["publish"] += time.perf_counter() - start
+
+    def steps(self, count: int) -> Measured:
+        """Runs and times ``count`` steps; every one of them must run the whole batch."""
+        measured = Measured()
+        self._plan_bytes = 0
+        for _ in range(count):
+            self._clock.parts = dict.fromkeys(PARTS, 0.0)
+            self._receive()
+            if self._churn:
+                self._arrive(self._scheduler.ended)
+            wall, cpu = time.perf_counter(), time.thread_time()
+            self._advance()
+            wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+            parts = self._clock.parts
+            wall -= parts["tidy"]
+            parts["rest"] = wall - sum(parts[p] for p in ("commit", "plan", "encode", "publish"))
+            measured.step_us.append((wall + parts["arrive"]) * 1e6)
+            measured.cpu_us.append(cpu * 1e6)
+            for part in PARTS:
+                measured.parts_us[part].append(parts[part] * 1e6)
+            measured.changes += self._scheduler.ended / count
+            self._check()
+        measured.plan_bytes = self._plan_bytes / count / self._ranks
+        return measured
+
+    def _check(self) -> None:
+        want, got = self._ranks * self._batch, self._scheduler.committed_tokens
+        if not self._churn and got != want:
+            sys.exit(f"a step committed {got} tokens, {want} were running")
+
+    def stop(self) -> None:
+        """Ends the workers."""
+        for rank in range(self._all):
+            self._link.send(worker_identity(rank), Stop())
+        self._link.close()

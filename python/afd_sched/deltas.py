@@ -1,0 +1,78 @@
+"""What the workers do not know yet: gathered between plans, told in a rank's next plan."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afd_sched.cache import CacheManager
+from afd_sched.ints import pack_few_int32, pack_int32
+from afd_sched.messages import Admit, StepPlan
+from afd_sched.prefill import Chunks
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+
+class PlanDeltas:
+    """Deltas by rank; slots come numbered through all ranks and leave numbered within theirs."""
+
+    def __init__(self, slots_per_rank: int, cache: CacheManager) -> None:
+        self._slots = slots_per_rank
+        self._cache = cache
+        self._retired: dict[int, list[int]] = {}
+        self._admitted: dict[int, dict[int, Admit]] = {}
+
+    def admit(self, slot: int, admit: Admit) -> None:
+        """A slot enters, with whatever pages it holds when that is told."""
+        self._admitted.setdefault(slot // self._slots, {})[slot] = admit
+
+    def retire(self, slots: list[int]) -> None:
+        """Slots leave; of one that was never announced nothing is said at all."""
+        for slot in slots:
+            rank = slot // self._slots
+            if slot in self._admitted.get(rank, ()):
+                del self._admitted[rank][slot]
+            else:
+                self._retired.setdefault(rank, []).append(slot - rank * self._slots)
+
+    def plans(
+        self,
+        step: int,
+        lanes: int,
+        ranks: list[int],
+        chunks: dict[int, Chunks],
+        grown: tuple[I64, I32],
+    ) -> dict[int, StepPlan]:
+        """The plan of each of ``ranks``, which share one object where nothing changed. ``grown``:
+        slots that got a page in this step, and the pages."""
+        plans = dict.fromkeys(ranks, StepPlan(step=step, lanes=lanes))
+        more = self._by_rank(*grown)
+        # Mostly the same ranks, and far from all of them.
+        retired = {r: self._retired.pop(r) for r in [*self._retired] if r in plans}
+        admitted = {r: self._admitted.pop(r) for r in [*self._admitted] if r in plans}
+        announced = sorted(slot for slots in admitted.values() for slot in slots)
+        if announced:
+            first = self._by_rank(*self._cache.held_pages(np.array(announced)))
+            more = {r: first.get(r, b"") + more.get(r, b"") for r in {**first, **more}}
+        for rank in {**more, **retired, **admitted, **chunks}:
+            plans[rank] = StepPlan(
+                step,
+                lanes,
+                pack_few_int32(retired[rank]) if rank in retired else b"",
+                tuple(admitted[rank].values()) if rank in admitted else (),
+                more.get(rank, b""),
+                pack_few_int32(chunks[rank].pairs) if rank in chunks else b"",
+            )
+        return plans
+
+    def _by_rank(self, slots: I64, pages: I32) -> dict[int, bytes]:
+        """Pairs of (slot, page) as bytes; slots in ascending order of rank."""
+        if not len(slots):
+            return {}
+        ranks = slots // self._slots
+        data = pack_int32(np.stack([slots - ranks * self._slots, pages], axis=1))
+        starts = np.flatnonzero(np.diff(ranks, prepend=-1))
+        bounds = [8 * at for at in (*starts.tolist(), len(slots))]
+        present = ranks[starts].tolist()
+        return {r: data[bounds[i] : bounds[i + 1]] for i, r in enumerate(present)}

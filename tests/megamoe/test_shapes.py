@@ -1,0 +1,130 @@
+"""The shapes of published models, and that experts which no token visits cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import pytest
+
+from afd._megamoe import Experts, Pool, ReturnMode, ScaleFormat, WeightType, Wire
+from tests.megamoe.reference import F32, assert_matches
+from tests.megamoe.world import Routed, Shape, open_world
+
+HIDDEN = (576, 2048, 2880, 3072, 4096, 5120)
+WIDTH = (192, 768, 1536, 2880)
+EXPERTS = (8, 60, 128, 256)
+TOP_K = (1, 2, 4, 8, 32)
+MODES = (ReturnMode.SLOT, ReturnMode.REDUCED)
+SCALES = (ScaleFormat.FP32_PER_128, ScaleFormat.UE8M0_PER_128, ScaleFormat.UE8M0_PER_32)
+
+
+@dataclass(frozen=True)
+class FewExperts:
+    """Weights of a few experts of one layer, by (layer, expert): see reference.Weights."""
+
+    gate: dict[tuple[int, int], F32]
+    up: dict[tuple[int, int], F32]
+    down: dict[tuple[int, int], F32]
+
+    def has(self, expert: int) -> bool:
+        """Whether there are weights to load."""
+        return (0, expert) in self.gate
+
+    @classmethod
+    def random(cls, rng: np.random.Generator, shape: Shape, numbers: Sequence[int]) -> FewExperts:
+        """As Weights.random."""
+
+        def draw(rows: int, cols: int) -> dict[tuple[int, int], F32]:
+            size = (len(numbers), rows, cols)
+            drawn = rng.standard_normal(size, np.float32) / np.float32(np.sqrt(cols))
+            return {(0, e): drawn[i] for i, e in enumerate(numbers)}
+
+        wide, narrow = (shape.width, shape.hidden), (shape.hidden, shape.width)
+        return cls(draw(*wide), draw(*wide), draw(*narrow))
+
+
+def _case(i: int) -> tuple[Shape, tuple[int, ...]]:
+    """Every hidden size with every width; the rest in turn. The experts that tokens visit are few,
+    so that the weights fit: the first, the last and some between."""
+    hidden, width = HIDDEN[i % 6], WIDTH[i // 6]
+    experts, top_k = EXPERTS[(i + i // 6) % 4], TOP_K[i % 5]
+    visited = 32 if top_k == 32 and hidden * width <= 2048 * 192 else 4
+    visited = min(visited, experts)
+    shape = Shape(
+        attention_ranks=2,
+        ffn_ranks=1 + i % 3,
+        lanes=1,
+        max_tokens=5,
+        hidden=hidden,
+        top_k=min(top_k, experts),
+        experts=experts,
+        moe_layers=1,
+        wire=(Wire.FP8, Wire.BF16, Wire.FP32)[i % 3],
+        width=width,
+        scale_format=SCALES[i // 3 % 3],
+        return_mode=MODES[i // 2 % 2],
+        replicated=i % 2,
+    )
+    numbers = np.unique(np.linspace(0, experts - 1, visited).astype(int))
+    return shape, tuple(int(e) for e in numbers)
+
+
+def _routed(rng: np.random.Generator, shape: Shape, numbers: tuple[int, ...], n: int) -> Routed:
+    """Slots beyond the few experts stay unused."""
+    routed = Routed.random(rng, shape, n)
+    ids = np.full((1, n, shape.top_k), -1, np.int32)
+    used = min(shape.top_k, len(numbers))
+    for token in range(n):
+        slots = rng.permutation(shape.top_k)[:used]
+        ids[0, token, slots] = rng.permutation(numbers)[:used]
+    return Routed(routed.x, ids, routed.weights)
+
+
+def _check_case(i: int) -> None:
+    rng = np.random.default_rng(i)
+    shape, numbers = _case(i)
+    weights = FewExperts.random(rng, shape, numbers)
+    steps = [
+        {a: [_routed(rng, shape, numbers, n)] for a, n in enumerate(counts)}
+        for counts in ((5, 2), (0, 1))
+    ]
+    with open_world(shape, weights) as world:  # type: ignore[arg-type]
+        results = world.run(steps)
+    for step, outputs in zip(steps, results, strict=True):
+        for a, (routed,) in step.items():
+            expected, size = shape.expected(weights, 0, a, routed)  # type: ignore[arg-type]
+            assert_matches(outputs[a][0][0], expected, size, shape.wire)
+
+
+@pytest.mark.parametrize("i", [0, 1, 4, 6])
+def test_published_shapes(i: int) -> None:
+    _check_case(i)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("i", range(len(HIDDEN) * len(WIDTH)))
+def test_every_hidden_size_with_every_width(i: int) -> None:
+    _check_case(i)
+
+
+def test_weights_that_no_token_visits_are_not_touched() -> None:
+    """256 experts would be 4.8 GB; what was neither loaded nor visited takes no memory."""
+    experts = Experts(moe_layers=1, expert_ids=list(range(256)), hidden=2048, width=768,
+                      dtype=WeightType.FP32)  # fmt: skip
+    rng = np.random.default_rng(0)
+    gate, up = rng.standard_normal((2, 768, 2048), np.float32)
+    down = rng.standard_normal((2048, 768), np.float32)
+    x = rng.standard_normal((4, 2048), np.float32)
+    ids = np.full((4, 2), 131, np.int32)
+    ids[:, 1] = -1
+    out = np.empty_like(x)
+    before = psutil.Process().memory_info().rss
+    experts.load(0, 131, gate, up, down)
+    experts.forward(Pool(1), 0, x, ids, np.ones((4, 2), np.float32), out)
+    grown = psutil.Process().memory_info().rss - before
+    assert np.abs(out).max() > 0
+    assert experts.nbytes > 4.8e9
+    assert grown < 64e6
