@@ -162,8 +162,9 @@ def test_the_busiest_rank_carries_between_the_mean_and_every_token(
 def test_measured_counts_and_uneven_contexts_change_the_estimate() -> None:
     counts = [1.0] * 127 + [40.0]
     assert measured_rank_factor(counts, 4) == pytest.approx((31 + 40) * 4 / 167)
-    with pytest.raises(PlanError, match="do not divide"):
-        measured_rank_factor(counts[:-1], 4)
+    # 128 experts on 3 ranks: 43, 43 and 42.
+    assert measured_rank_factor(counts, 3) == pytest.approx((41 + 40) * 3 / 167)
+    assert measured_rank_factor([1.0] * 8, 16) == pytest.approx(2.0)
     assert slowest_rank_factor(28, 96, 0.0) == 1.0
     even, uneven = bench(), bench(context_cv=1.0)
     assert disaggregated(uneven, 7, 1, 96).step_ms > 1.1 * disaggregated(even, 7, 1, 96).step_ms
