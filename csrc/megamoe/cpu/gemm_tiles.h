@@ -31,25 +31,48 @@ struct Bf16Step : Fp32Step {
   }
 };
 
-// out (+)= sums, or (+)= *scale * sums, of the first `left` lanes.
-inline void write_sums(simd::f32 sums, const float* scale, bool accumulate, int left, float* out) {
-  const int count = left < simd::kLanes ? left : simd::kLanes;
-  if (count <= 0) return;
-  float tail[simd::kLanes] = {};
-  float* to = out;
-  if (count < simd::kLanes) {
-    to = tail;
-    for (int i = 0; i < count; ++i) tail[i] = out[i];
-  }
-  if (scale != nullptr) {
-    const simd::f32 factor = simd::set1(*scale);
-    sums = accumulate ? simd::fma(factor, sums, simd::load(to)) : simd::mul(factor, sums);
+// out (+)= sums, or (+)= scale * sums.
+template <bool kScaled>
+inline void write_sums(simd::f32 sums, simd::f32 scale, bool accumulate, float* out) {
+  if constexpr (kScaled) {
+    sums = accumulate ? simd::fma(scale, sums, simd::load(out)) : simd::mul(scale, sums);
   } else if (accumulate) {
-    sums = simd::add(simd::load(to), sums);
+    sums = simd::add(simd::load(out), sums);
   }
-  simd::store(to, sums);
-  if (to == tail) {
-    for (int i = 0; i < count; ++i) out[i] = tail[i];
+  simd::store(out, sums);
+}
+
+// The same for the first `count` lanes.
+template <bool kScaled>
+inline void write_tail(simd::f32 sums, simd::f32 scale, bool accumulate, int count, float* out) {
+  float lanes[simd::kLanes] = {};
+  for (int i = 0; i < count; ++i) lanes[i] = out[i];
+  write_sums<kScaled>(sums, scale, accumulate, lanes);
+  for (int i = 0; i < count; ++i) out[i] = lanes[i];
+}
+
+// One panel's sums of a register tile: two vectors a row, for lanes `half`.. and 16 + `half`...
+template <bool kScaled, int MR, int NP>
+inline void write_panel(const simd::f32 (&sums)[MR][NP][2], int p, int half, int width,
+                        const float* scales, bool accumulate, float* const* y, int column) {
+  simd::f32 scale[2] = {simd::set1(0.0f), simd::set1(0.0f)};
+  if constexpr (kScaled) {
+    scale[0] = simd::set1(scales[0]);
+    scale[1] = simd::set1(scales[1]);
+  }
+#pragma GCC unroll 64
+  for (int r = 0; r < MR; ++r) {
+    float* out = y[r] + column + half;
+    if (width >= 32) {
+      write_sums<kScaled>(sums[r][p][0], scale[0], accumulate, out);
+      write_sums<kScaled>(sums[r][p][1], scale[1], accumulate, out + 16);
+      continue;
+    }
+    for (int h = 0; h < 2; ++h) {
+      const int left = width - half - 16 * h;
+      const int count = left < simd::kLanes ? left : simd::kLanes;
+      if (count > 0) write_tail<kScaled>(sums[r][p][h], scale[h], accumulate, count, out + 16 * h);
+    }
   }
 }
 
@@ -107,17 +130,13 @@ inline void tile(const GemmCall& call, const typename Step::Activation* const* x
     for (int p = 0; p < NP; ++p) {
       const int column = (panel + p) * 32;
       const int width = call.rows - column < 32 ? call.rows - column : 32;
-      const float* scales = call.scales;
       if constexpr (Step::kBlockSteps > 0) {
-        scales = reinterpret_cast<const float*>(panels + p * panel_bytes) + 2 * block;
-      }
-#pragma GCC unroll 64
-      for (int r = 0; r < MR; ++r) {
-        for (int h = 0; h < 2; ++h) {
-          const int lane = 16 * h + half;
-          const float* scale = scales == nullptr ? nullptr : scales + h;
-          write_sums(sums[r][p][h], scale, accumulate, width - lane, y[r] + column + lane);
-        }
+        const auto* scales = reinterpret_cast<const float*>(panels + p * panel_bytes) + 2 * block;
+        write_panel<true, MR, NP>(sums, p, half, width, scales, accumulate, y, column);
+      } else if (call.scales != nullptr) {
+        write_panel<true, MR, NP>(sums, p, half, width, call.scales, accumulate, y, column);
+      } else {
+        write_panel<false, MR, NP>(sums, p, half, width, nullptr, accumulate, y, column);
       }
     }
     first = end;
