@@ -10,6 +10,7 @@ from enum import Enum
 import msgspec
 
 from afd.models.config import ModelConfig
+from afd_sched.security import PeerKeys
 
 
 class Role(Enum):
@@ -112,6 +113,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_fd: int
     lifeline_fd: int
     log_level: str
+    keys: PeerKeys | None = None
 
     @property
     def role(self) -> Role:
@@ -124,7 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``max_running_requests`` and ``chunked_prefill_size`` (tokens) are per attention rank and step.
     ``kv_tokens`` per attention rank; None takes what ``mem_fraction_static`` of the free memory
-    holds. ``threads`` per worker; None shares the cores out. Time-outs are in seconds.
+    holds. ``threads`` per worker; None shares the cores out. ``host``: where the control plane
+    listens, None for a private folder. Time-outs are in seconds.
     """
 
     model: str = "smollm2-moe"
@@ -144,6 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     context_length: int | None = None
     mem_fraction_static: float = 0.8
     overlap: bool = True
+    host: str | None = None
     threads: int | None = None
     download_dir: str | None = None
     start_timeout_s: float = 120.0

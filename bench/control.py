@@ -3,7 +3,9 @@
     python bench/control.py [--json] [--ranks 68] [--batch 96] [--steps 600] [--no-scaling]
 
 A step is timed from the moment its results are filed to the moment the last plan is handed to ZMQ:
-commit, plan, encode, publish. Workers are DEALER sockets in a process of their own that keep the
+arrivals, commit, plan, encode, publish, and the rest of the loop. What the coordinator does before
+that (receive) and after it, while the workers run (tidy: the prefix cache), is printed beside it
+and is in the CPU time. Workers are DEALER sockets in a process of their own that keep the
 product's slot tables and return random tokens. *steady*: nothing arrives or ends. *churn*: 1 % of
 the requests end in each step and as many arrive. Wall time includes what else the machine does;
 CPU time is the coordinator's thread alone.

@@ -3,6 +3,7 @@ called."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from afd_sched.messages import (
 from afd_sched.scheduler import Scheduler, SchedulerConfig, StepBundle, TokenBatch
 from afd_sched.steps import StepLoop
 
-PARTS = ("receive", "arrive", "commit", "plan", "encode", "publish", "rest")
+PARTS = ("receive", "arrive", "commit", "plan", "encode", "publish", "rest", "tidy")
 PAGE_SIZE = 16
 CONTEXT_LENGTH = 8192
 EOS = 1
@@ -71,6 +72,10 @@ class TimedScheduler(Scheduler):
         self.committed_tokens, self.ended = len(batch.uids), int(np.count_nonzero(batch.finished))
         return batch
 
+    def tidy(self) -> None:
+        """As the product's."""
+        self.clock.timed("tidy", super().tidy)
+
 
 @dataclass
 class Measured:
@@ -88,6 +93,8 @@ class Run:
 
     def __init__(self, endpoint: str, ranks: int, ffn_ranks: int, batch: int) -> None:
         self._ranks, self._all, self._batch = ranks, ranks + ffn_ranks, batch
+        # As the coordinator's process does.
+        gc.disable()
         self._link = CoordinatorLink(endpoint)
         self._clock = Clock()
         config = SchedulerConfig(
@@ -139,7 +146,7 @@ class Run:
         for _ in range(count):
             tokens = int(self._random.integers(_PROMPT_TOKENS, _PROMPT_TOKENS + PAGE_SIZE))
             ids = pack_int32(self._random.integers(2, 150_000, tokens, np.int32))
-            # Uniform lengths of mean 1 / churn keep the ends per step constant.
+    XX
             new = int(self._random.integers(2, round(2 / _CHURN))) if self._churn else 10**6
             message = Generate(self._uid, ids, SamplingParams(max_new_tokens=new))
             self._uid += 1
@@ -188,6 +195,7 @@ class Run:
             self._advance()
             wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
             parts = self._clock.parts
+            wall -= parts["tidy"]
             parts["rest"] = wall - sum(parts[p] for p in ("commit", "plan", "encode", "publish"))
             measured.step_us.append((wall + parts["arrive"]) * 1e6)
             measured.cpu_us.append(cpu * 1e6)

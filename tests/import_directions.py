@@ -21,6 +21,7 @@ FORBIDDEN = {
     "afd/boundary": ("afd.worker", "afd.launch", "afd.llm", "zmq", "torch", "afd.models.decoder"),
     "afd/worker": ("afd.launch", "afd.llm", "torch", "transformers"),
     "afd/tools": ("afd.worker", "afd.launch", "afd.llm", "afd.boundary"),
+    "afd/qfirst": ("afd.worker", "afd.launch", "afd.llm", "afd.boundary", "afd.plan"),
 }
 
 

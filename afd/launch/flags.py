@@ -59,6 +59,9 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         help="plan a step only after the one before it is committed",
     )
     add("--threads", type=int, help="CPU threads per worker (default: cores / ranks of a role)")
+    add(
+        "--host", help="control plane over TCP on this address, encrypted (default: a local folder)"
+    )
     add("--start-timeout-s", type=float, help="seconds until every rank must be ready")
     add("--step-timeout-s", type=float, help="seconds a rank may wait for another in a step")
     add("--log-level", choices=["debug", "info", "warning", "error"])

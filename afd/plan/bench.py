@@ -11,7 +11,7 @@ from afd.plan.layouts import Bench, Workload
 from afd.plan.measurements import Measured, read_measurements
 from afd.plan.memory import DEFAULT_RULE, MemoryRule
 from afd.plan.model_spec import ModelSpec
-from afd.plan.tables import TableTimes, load_tables
+from afd.plan.tables import Tables, TableTimes, load_tables
 
 
 def make_bench(
@@ -26,10 +26,21 @@ def make_bench(
     """Kernel sources in order of trust: the user's measurements, tables, roofline."""
     tables = load_tables(model, hardware) if use_tables else None
     if calibration is None:
-        calibration = load_calibration("tables" if tables else "roofline")
+        calibration = load_calibration(calibration_name(hardware, tables))
     kernels: KernelTimes = Roofline(model, hardware, calibration, workload.kv_bytes_per_element)
     if tables is not None:
-        kernels = TableTimes(kernels, tables, calibration, model.kv_heads)
+        kernels = TableTimes(kernels, tables, calibration, model)
     if measurements is not None:
         kernels = Measured(kernels, read_measurements(measurements))
     return Bench(model, hardware, calibration, kernels, workload, rule)
+
+
+def calibration_name(hardware: Hardware, tables: Tables | None) -> str:
+    """The shipped calibration that goes with these kernel sources.
+
+    That of the tables assumes expert times that include their launches, so attention tables alone
+    go with the roofline's.
+    """
+    if tables is not None and tables.experts is not None:
+        return "tables"
+    return hardware.calibration

@@ -14,9 +14,12 @@ class Calibration:
     """Parameters of the kernel model; none belongs to a row.
 
     Fitted: ``attention_efficiency`` (share of memory bandwidth the sweep reaches),
-    ``expert_efficiency`` (share of peak FLOPs and of link bandwidth that routed rows reach),
-    ``skew_exponent`` (expert popularity), ``colocated_moe_us`` (launch and synchronisation of the
-    unfused MoE layer), ``dense_us`` (small kernels per layer and lane, by model).
+    ``expert_efficiency`` (share of peak FLOPs and of link bandwidth that routed rows reach; of link
+    bandwidth alone where expert GEMMs come from tables), ``skew_exponent`` (expert popularity; not
+    fitted with tables, which state theirs), ``colocated_moe_us`` and ``ep_doubling_us`` (launch and
+    synchronisation of one staged exchange at EP4, and more per doubling),
+    ``processor_bandwidth_share`` (of a short last wave), ``ffn_start_us`` (the persistent kernel's
+    start of a layer and lane), ``dense_us`` (small kernels per layer and lane, by model).
     Stated: everything else; ``configs/calibration/`` gives the reasons.
     """
 
@@ -24,6 +27,8 @@ class Calibration:
     expert_efficiency: float
     skew_exponent: float
     colocated_moe_us: float
+    ep_doubling_us: float
+    slot_us: float
     dense_us: Mapping[str, float]
     attention_start_us: float
     weight_read_efficiency: float
@@ -40,10 +45,15 @@ class Calibration:
         key = model_key(model_name)
         if key in self.dense_us:
             return self.dense_us[key], f"calibrated for {key}"
+        if not self.dense_us:
+            return 0.0, "none"
         return statistics.median(self.dense_us.values()), "median of the calibrated models"
 
 
-FITTED = ("attention_efficiency", "expert_efficiency", "skew_exponent", "colocated_moe_us")
+FITTED = (
+    "attention_efficiency", "expert_efficiency", "skew_exponent", "colocated_moe_us",
+    "ep_doubling_us", "processor_bandwidth_share", "ffn_start_us",
+)  # fmt: skip
 
 
 def model_key(model_name: str) -> str:

@@ -101,3 +101,18 @@ def fidelity_charts(result: dict[str, Any]) -> list[Chart]:
     y = tuple(min(50.0, 100 * abs(r["difference"])) for r in rows)
     return [Chart("Largest differences from the references", "", "per cent (clipped at 50)",
                   (Series("difference", x, y),), "bar")]  # fmt: skip
+
+
+def measure_charts(points: list[dict[str, Any]]) -> list[Chart]:
+    """Measured times over the batch, a line per term, context and number of expert ranks."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for p in points:
+        name = p["term"]
+        name += f", {p['context_tokens']:g} tokens" if p["context_tokens"] else ""
+        name += f", EP{p['expert_parallel']}" if p["expert_parallel"] else ""
+        lines.setdefault(name, []).append((p["batch"], p["us"]))
+    series = tuple(
+        Series(name, tuple(b for b, _ in line), tuple(us for _, us in line))
+        for name, line in lines.items()
+    )
+    return [Chart("Measured kernel times", "batch", "us per layer and lane", series)]

@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--calibration", type=Path, help="a TOML from `calibrate`")
         command.add_argument("--leave-one-out", action="store_true")
     _common(sub.add_parser("fidelity", help="published numbers beside ours"))
+    _measure_flags(sub.add_parser("measure", help="time a model's layer on this CPU"))
     return top
 
 
@@ -111,6 +112,26 @@ def _flags_of(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     choices["explain"].add_argument("--ratio", type=ratio)
     choices["explain"].add_argument("--batch", type=int)
     choices["report"].add_argument("--out", type=Path, default=Path("afd-plan.html"))
+
+
+def count(text: str) -> int:
+    """A whole number above zero."""
+    value = positive(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
+    return int(value)
+
+
+def _measure_flags(command: argparse.ArgumentParser) -> None:
+    _common(command)
+    add = command.add_argument
+    add("--model", required=True, help="a known name, a checkpoint folder or its config.json")
+    add("--batch", type=count, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    add("--context", type=tokens, nargs="+", default=[512.0, 2048.0])
+    add("--expert-parallel", type=count, nargs="+",
+        help="ranks that share the experts; default: powers of two up to the cores")  # fmt: skip
+    add("--threads", type=count, default=1, help="of one rank")
+    add("--out", type=Path, default=Path("measurements.csv"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from afd.plan import charts as draw
 from afd.plan.bench import make_bench
 from afd.plan.calibration import Calibration, load_calibration
+from afd.plan.cpu import free_memory_bytes
 from afd.plan.cuts import Cut
 from afd.plan.data import load
 from afd.plan.errors import PlanError
@@ -19,6 +21,7 @@ from afd.plan.fidelity import ledger
 from afd.plan.fit import fit_calibration
 from afd.plan.hardware import Hardware, load_hardware
 from afd.plan.layouts import Bench, Estimate, Workload, disaggregated
+from afd.plan.measurements import FIELDS, write_measurements
 from afd.plan.memory import attention_batch, colocated_batch
 from afd.plan.model_spec import ModelSpec, load_model
 from afd.plan.pipeline import conditions
@@ -34,7 +37,7 @@ from afd.plan.search import (
 )
 from afd.plan.tables import load_tables, tables_installed
 from afd.plan.text import ESTIMATE_HEADER, estimate_row, table, terms
-from afd.plan.validate import split_rows, validate
+from afd.plan.validate import split_rows, validate, validate_rows
 
 Answer = tuple[dict[str, Any], str, list[Chart]]
 
@@ -122,6 +125,9 @@ def _recommend(options: argparse.Namespace) -> Answer:
         lines += [_recommendation_text(context, got, out[-1])]
         ratios = _default_ratios(limits, bench)
         rows += sweep(at, ratios, [context], limits)
+    if bench.hardware.calibration == "cpu" and options.measurements is None:
+        lines.append("a roofline; for times of this machine's kernels: afd-plan measure --model "
+                     f"{options.model}, then --measurements measurements.csv")  # fmt: skip
     data = {"model": bench.model.name, "hardware": bench.hardware.name, "gpus": limits.gpus,
             "recommendations": out, **(out[0] if len(out) == 1 else {})}  # fmt: skip
     return data, "\n\n".join(lines), draw.sweep_charts(rows, bench.model.name)
@@ -320,13 +326,13 @@ def _calibrate(options: argparse.Namespace) -> Answer:
     rows, flagged = split_rows(read_rows(options.csv), hardware, options.kv_bytes)
     if not rows:
         raise PlanError(f"{options.csv}: every row is impossible: {flagged[0]['reason']}")
-    fitted = fit_calibration(
-        rows, hardware, options.kv_bytes, _tables_wanted(options.kernels, None, hardware)
-    )
+    use_tables = _tables_wanted(options.kernels, None, hardware)
+    fitted = fit_calibration(rows, hardware, options.kv_bytes, use_tables)
     data = {**asdict(fitted), "dense_us": dict(fitted.dense_us)}
     plain = [f"{k} = {json.dumps(v)}" for k, v in data.items() if k != "dense_us"]
     dense = [f'"{k}" = {v}' for k, v in fitted.dense_us.items()]
-    return data, "\n".join([*plain, "", "[dense_us]", *dense]), []
+    fit = validate_rows(rows, hardware, fitted, options.kv_bytes, use_tables)
+    return data, "\n".join([*plain, "", "[dense_us]", *dense]), draw.validate_charts(fit)
 
 
 def _fidelity(options: argparse.Namespace) -> Answer:
@@ -347,7 +353,34 @@ def _report(options: argparse.Namespace) -> Answer:
     return build(options)
 
 
+def _measure(options: argparse.Namespace) -> Answer:
+    try:
+        from afd.plan.measure import Sizes, measure
+    except ImportError as error:
+        raise PlanError(f"the compiled extension is missing, build it first: {error}") from error
+    cores = len(os.sched_getaffinity(0))
+    ranks = options.expert_parallel or [1 << i for i in range(cores.bit_length())]
+    model = load_model(options.model)
+    sizes = Sizes(
+        tuple(options.batch), tuple(int(c) for c in options.context), tuple(ranks),
+        options.threads, free_memory_bytes() / 2,
+    )  # fmt: skip
+    rows = list(measure(model, sizes))
+    write_measurements(options.out, rows)
+    points = [dict(zip(FIELDS, row, strict=True)) for row in rows]
+    text = table(FIELDS, rows) + (
+        f"\n\nwrote {options.out}; use it with `afd-plan recommend --model {options.model} "
+        f"--hardware cpu --measurements {options.out}`"
+    )
+    return (
+        {"model": model.name, "out": str(options.out), "points": points},
+        text,
+        draw.measure_charts(points),
+    )
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], Answer]] = {
     "recommend": _recommend, "sweep": _sweep, "explain": _explain, "project": _project,
     "validate": _validate, "calibrate": _calibrate, "fidelity": _fidelity, "report": _report,
+    "measure": _measure,
 }  # fmt: skip

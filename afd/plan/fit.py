@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afd.plan.bench import make_bench
 from afd.plan.calibration import FITTED, Calibration, load_calibration, model_key
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Roofline
-from afd.plan.layouts import Workload, colocated, disaggregated
-from afd.plan.model_spec import load_model
+from afd.plan.replay import Benches, benches_for, estimate, recalibrated
 from afd.plan.rows import Row
-from afd.plan.tables import TableTimes
 
 Vector = NDArray[np.float64]
 
 # What one would guess before any row is seen, and how far (in log) a guess may be off when one
 # row's error is 3 %: near-peak bandwidth, 70 % of peak FLOPs and link, Zipf-like routing, about a
-# dozen launches of 5 µs each.
+# dozen launches of 5 µs each, a processor that draws twice its share, a kernel start of four link
+# latencies. The tables' expert times hold half of the launches and the fill of the tile pipeline.
 PRIOR = {
     "attention_efficiency": (0.93, 0.15),
     "expert_efficiency": (0.7, 0.1),
     "skew_exponent": (0.9, 0.05),
     "colocated_moe_us": (60.0, 0.3),
+    "ep_doubling_us": (3.0, 0.7),
+    "processor_bandwidth_share": (2.0, 0.2),
+    "ffn_start_us": (20.0, 0.5),
     "dense_us": (60.0, 0.3),
+}
+TABLES_PRIOR = {
+    **PRIOR,
+    "expert_efficiency": (0.7, 0.3),
+    "colocated_moe_us": (30.0, 0.5),
+    "ffn_start_us": (10.0, 0.7),
 }
 ROW_ERROR = 0.03
 
@@ -37,66 +44,37 @@ def fit_calibration(
     hardware: Hardware,
     kv_bytes_per_element: float = 2.0,
     use_tables: bool = False,
+    benches: Benches | None = None,
 ) -> Calibration:
-    """Four global parameters and one dense time per model that has rows."""
+    """The global parameters of ``FITTED`` and one dense time per model that has rows.
+
+    ``benches`` are those of the rows' workloads where the caller has them already.
+    """
     base = load_calibration("tables" if use_tables else "roofline")
+    prior = TABLES_PRIOR if use_tables else PRIOR
+    free = [name for name in FITTED if not (use_tables and name == "skew_exponent")]
     models = sorted({model_key(row.model) for row in rows})
-    guesses = [PRIOR[name] for name in FITTED] + [PRIOR["dense_us"]] * len(models)
+    guesses = [prior[name] for name in free] + [prior["dense_us"]] * len(models)
     start = np.log([g[0] for g in guesses])
     weight = np.array([ROW_ERROR / g[1] for g in guesses])
     measured = np.log([row.implied_step_ms for row in rows])
-    benches = {
-        row.workload: make_bench(
-            load_model(row.model), hardware, Workload(row.context_tokens, kv_bytes_per_element),
-            base, use_tables=use_tables,
-        )
-        for row in rows
-    }  # fmt: skip
+    if benches is None:
+        benches = benches_for(rows, hardware, base, kv_bytes_per_element, use_tables)
+    workloads = {row.workload for row in rows}
 
     def unpack(x: Vector) -> Calibration:
-        values = np.exp(x)
-        attention, experts, skew, moe_us = (float(v) for v in values[: len(FITTED)])
-        dense = {m: float(v) for m, v in zip(models, values[len(FITTED) :], strict=True)}
-        return replace(
-            base,
-            attention_efficiency=attention,
-            expert_efficiency=experts,
-            skew_exponent=skew,
-            colocated_moe_us=moe_us,
-            dense_us={**base.dense_us, **dense},
-        )
+        values = [float(v) for v in np.exp(x)]
+        dense = dict(zip(models, values[len(free) :], strict=True))
+        fitted: dict[str, Any] = dict(zip(free, values, strict=False))
+        return replace(base, **fitted, dense_us={**base.dense_us, **dense})
 
     def residuals(x: Vector) -> Vector:
         calibration = unpack(x)
-        steps = []
-        for row in rows:
-            bench = benches[row.workload]
-            bench = replace(
-                bench, calibration=calibration,
-                kernels=_with_calibration(bench.kernels, calibration),
-            )  # fmt: skip
-            if row.system == "colocated":
-                steps.append(colocated(bench, row.expert_parallel, row.batch).step_ms)
-            else:
-                lanes = 2 if row.batch > 1 else 1
-                steps.append(
-                    disaggregated(
-                        bench, row.attention_nodes, row.ffn_nodes, row.batch, lanes
-                    ).step_ms
-                )
+        at = {key: recalibrated(benches[key], calibration) for key in workloads}
+        steps = [estimate(at[row.workload], row).step_ms for row in rows]
         return np.concatenate([np.log(steps) - measured, weight * (x - start)])
 
     return unpack(_least_squares(residuals, start))
-
-
-def _with_calibration(kernels: KernelTimes, calibration: Calibration) -> KernelTimes:
-    """The same kernel source with other parameters, fallbacks included."""
-    if isinstance(kernels, Roofline):
-        return replace(kernels, calibration=calibration)
-    if isinstance(kernels, TableTimes):
-        inner = _with_calibration(kernels.fallback, calibration)
-        return replace(kernels, calibration=calibration, fallback=inner)
-    return kernels
 
 
 def _least_squares(

@@ -12,7 +12,8 @@ from afd.plan.errors import PlanError
 class Hardware:
     """Peak figures of one accelerator and of the links between them; see ``configs/hardware``.
 
-    ``gpus_per_node`` is the unit in which M and N are counted; ``max_gpus`` one scale-up domain.
+    ``gpus_per_node`` is the unit in which M and N are counted; ``max_gpus`` one scale-up domain;
+    ``calibration`` names the shipped kernel calibration for it.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Hardware:
     boundary_processors: int
     role: str = "gpu"
     note: str = ""
+    calibration: str = "roofline"
 
     def __post_init__(self) -> None:
         for field in ("memory_bytes", "memory_bytes_per_s", "fp8_flops_per_s", "link_bytes_per_s"):
@@ -48,7 +50,7 @@ def load_hardware(name: str) -> Hardware:
     for key, field in fields.items():
         if key in table:
             values[key] = table[key]
-        elif key not in ("role", "note"):
+        elif key not in ("role", "note", "calibration"):
             values[key] = take(table, key, where)
         else:
             values[key] = field.default

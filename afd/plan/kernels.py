@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from afd.plan.calibration import Calibration
+from afd.plan.experts import ExpertTerm
 from afd.plan.hardware import Hardware
 from afd.plan.model_spec import ModelSpec
 
@@ -18,16 +19,6 @@ class Term:
     """A time with the name of where it came from."""
 
     us: float
-    source: str
-
-
-@dataclass(frozen=True)
-class ExpertTerm:
-    """Grouped expert GEMM of the busiest rank: reading weights, computing, moving rows."""
-
-    weights_us: float
-    compute_us: float
-    wire_us: float
     source: str
 
 
@@ -47,6 +38,10 @@ class KernelTimes(Protocol):
 
     def head(self, batch: float) -> Term:
         """Output projection and sampling, once per step."""
+
+    def transfer(self, tokens: float, out_bytes: float, back_bytes: float) -> tuple[Term, Term]:
+        """(dispatch, combine): one way each, for ``tokens`` routed tokens of one attention GPU;
+        ``out_bytes`` and ``back_bytes`` are per token."""
 
 
 def last_wave_factor(tiles: float, processors: int, bandwidth_share: float) -> float:
@@ -128,6 +123,22 @@ class Roofline:
         logits = batch * self.model.vocabulary * 4 * self.calibration.sampling_passes
         us = (table / 0.9 + logits / 0.8) / self.hardware.memory_bytes_per_s * US
         return Term(us, "roofline")
+
+    def transfer(self, tokens: float, out_bytes: float, back_bytes: float) -> tuple[Term, Term]:
+        """Link latency + bytes over one direction of the link."""
+        return link_transfer(self.hardware, tokens, out_bytes, back_bytes)
+
+
+def link_transfer(
+    hardware: Hardware, tokens: float, out_bytes: float, back_bytes: float
+) -> tuple[Term, Term]:
+    """(dispatch, combine) from the link's latency and bandwidth; bytes are per token."""
+    source = f"{hardware.name} link figures"
+    out, back = (
+        Term(hardware.link_latency_us + tokens * b / hardware.link_bytes_per_s * US, source)
+        for b in (out_bytes, back_bytes)
+    )
+    return out, back
 
 
 def attention_flops_per_position(model: ModelSpec) -> float:

@@ -37,6 +37,8 @@ class Chart:
 
 def save(charts: Sequence[Chart], path: Path) -> None:
     """Writes the charts, by the file's suffix."""
+    if not charts:
+        raise PlanError(f"--plot {path}: there is nothing to draw")
     suffix = path.suffix.lower()
     if suffix in (".png", ".svg"):
         _matplotlib(charts, path)

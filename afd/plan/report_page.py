@@ -35,11 +35,11 @@ def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]
                  ("other cut", got.other_cut)]  # fmt: skip
         rows = [(name, *estimate_row(e)) for name, e in named if e is not None]
         body = table_html(("", *ESTIMATE_HEADER), rows)
-        drawn = []
+        pictures: list[Chart] = []
         if got.best_afd is not None:
-            drawn = draw.explain_charts(got.best_afd, got.best_colocated)
+            pictures = draw.explain_charts(got.best_afd, got.best_colocated)
             body += _terms(got.best_afd)
-        sections.append((f"Recommendation at {context / 1024:g}K context", body, drawn))
+        sections.append((f"Recommendation at {context / 1024:g}K context", body, pictures))
     rows_ = sweep(bench, ratios, options.context, limits)
     sections.append(
         ("Sweep of M:N", "<p>Every ratio at its own resident batch; dashed lines are the best "
@@ -48,7 +48,8 @@ def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]
     sections.append(("Fidelity ledger", _ledger(), []))
     title = f"{bench.model.name} on {limits.gpus} x {bench.hardware.name}"
     options.out.write_text(page(title, " ".join(verdicts), sections), encoding="utf-8")
-    return {"out": str(options.out), "verdicts": verdicts}, f"wrote {options.out}", []
+    drawn = [chart for _, _, group in sections for chart in group]
+    return {"out": str(options.out), "verdicts": verdicts}, f"wrote {options.out}", drawn
 
 
 def _terms(e: Estimate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +11,20 @@ from afd.plan.errors import PlanError, RowError
 from afd.plan.hardware import Hardware
 from afd.plan.model_spec import ModelSpec, load_model
 
-COLUMNS = (
-    "model", "context_tokens", "system", "attention_nodes", "ffn_nodes", "expert_parallel",
-    "requests_per_attention_gpu", "tokens_per_s_per_gpu", "step_ms", "source",
+COLUMNS = ("model", "context_tokens", "system", "requests_per_attention_gpu")
+OPTIONAL = (
+    "attention_nodes", "ffn_nodes", "expert_parallel", "lanes", "tokens_per_s_per_gpu", "step_ms",
+    "source",
 )  # fmt: skip
 CONSISTENT_WITHIN = 0.05
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; ``step_ms`` is derived from the throughput where the file leaves it out."""
+    """One measurement; of throughput and step, the one the file leaves out is derived.
+
+    ``expert_parallel`` 0 on an AFD row means all its FFN GPUs.
+    """
 
     line: int
     model: str
@@ -28,6 +33,7 @@ class Row:
     attention_nodes: int
     ffn_nodes: int
     expert_parallel: int
+    lanes: int
     batch: int
     tokens_per_s_per_gpu: float
     stated_step_ms: float | None
@@ -36,9 +42,7 @@ class Row:
     @property
     def hosting_share(self) -> float:
         """Share of the run's GPUs that host requests."""
-        if self.system == "colocated":
-            return 1.0
-        return self.attention_nodes / (self.attention_nodes + self.ffn_nodes)
+        return hosting_share(self.system, self.attention_nodes, self.ffn_nodes)
 
     @property
     def implied_step_ms(self) -> float:
@@ -49,63 +53,130 @@ class Row:
         return (self.model, self.context_tokens)
 
 
+def hosting_share(system: str, attention_nodes: int, ffn_nodes: int) -> float:
+    """M / (M + N) of a disaggregated run, 1 of a colocated one."""
+    return 1.0 if system == "colocated" else attention_nodes / (attention_nodes + ffn_nodes)
+
+
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a CSV with the shared file's columns; a bad cell names its line and column."""
+    """All rows of a CSV with the shared file's columns; a bad cell names its line and column.
+
+    Column order and case do not matter, further columns are ignored, blank lines are skipped.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise PlanError(f"{path}: cannot read: {error.strerror}") from error
-    reader = csv.DictReader(text.splitlines())
-    missing = [c for c in COLUMNS if c not in (reader.fieldnames or [])]
-    if missing:
-        raise RowError(str(path), 1, missing[0], "column is missing from the header")
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path}: is not UTF-8 text: {error}") from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    header: list[str] = []
     rows = []
-    for cells in reader:
-        if None in cells or None in cells.values():
-            raise RowError(str(path), reader.line_num, "source", "wrong number of cells")
-        rows.append(_parse(str(path), reader.line_num, cells))
+    for record in reader:
+        cells = [cell.strip() for cell in record]
+        if not any(cells):
+            continue
+        if not header:
+            header = [cell.lower() for cell in cells]
+            _check_header(str(path), reader.line_num, header)
+            continue
+        extra = len(cells) - len(header)
+        if any(cells[len(header) :]):
+            why = f"{extra} cells too many; text that holds commas must be quoted"
+            raise RowError(str(path), reader.line_num, header[-1], why)
+        rows.append(_parse(str(path), reader.line_num, dict(zip(header, cells, strict=False))))
     if not rows:
-        raise PlanError(f"{path}: no rows")
+        raise PlanError(f"{path}: no rows; the columns are {', '.join(COLUMNS + OPTIONAL)}")
     return rows
 
 
-def _parse(path: str, line: int, cells: dict[str, str]) -> Row:
-    def number(column: str, at_least: float) -> float:
+def _check_header(path: str, line: int, header: list[str]) -> None:
+    missing = [name for name in COLUMNS if name not in header]
+    if not missing and "tokens_per_s_per_gpu" not in header and "step_ms" not in header:
+        missing = ["tokens_per_s_per_gpu"]
+    if missing:
+        raise RowError(path, line, missing[0], "column is missing from the header")
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """One line's cells; every error names the line and the column."""
+
+    path: str
+    line: int
+    cells: dict[str, str]
+
+    def text(self, column: str) -> str:
+        return self.cells.get(column, "")
+
+    def number(self, column: str, at_least: float) -> float:
+        text = self.text(column)
         try:
-            value = float(cells[column])
+            value = float(text)
         except ValueError:
-            raise RowError(path, line, column, f"{cells[column]!r} is not a number") from None
+            raise self.error(column, f"{text!r} is not a number") from None
         if not at_least <= value < float("inf"):
-            raise RowError(path, line, column, f"{cells[column]!r} must be at least {at_least:g}")
+            raise self.error(column, f"{text!r} must be at least {at_least:g}")
         return value
 
-    def integer(column: str, at_least: int) -> int:
-        value = number(column, at_least)
+    def integer(self, column: str, at_least: int) -> int:
+        value = self.number(column, at_least)
         if value != int(value):
-            raise RowError(path, line, column, f"{cells[column]!r} is not a whole number")
+            raise self.error(column, f"{self.text(column)!r} is not a whole number")
         return int(value)
 
-    system = cells["system"].strip()
+    def error(self, column: str, why: str) -> RowError:
+        return RowError(self.path, self.line, column, why)
+
+
+def _parse(path: str, line: int, cells: dict[str, str]) -> Row:
+    at = _Cells(path, line, cells)
+    system = at.text("system").lower()
     if system not in ("afd", "colocated"):
-        raise RowError(path, line, "system", f"{system!r} is neither 'afd' nor 'colocated'")
+        raise at.error("system", f"{at.text('system')!r} is neither 'afd' nor 'colocated'")
     try:
-        load_model(cells["model"].strip())
+        load_model(at.text("model"))
     except PlanError as error:
-        raise RowError(path, line, "model", str(error)) from error
-    nodes = 1 if system == "afd" else 0
+        raise at.error("model", str(error)) from error
+    afd = system == "afd"
+    attention_nodes = at.integer("attention_nodes", 1) if afd else 0
+    ffn_nodes = at.integer("ffn_nodes", 1) if afd else 0
+    batch = at.integer("requests_per_attention_gpu", 1)
+    step_ms = at.number("step_ms", 1e-9) if at.text("step_ms") else None
+    if at.text("tokens_per_s_per_gpu") or step_ms is None:
+        rate = at.number("tokens_per_s_per_gpu", 1e-9)
+    else:
+        rate = batch * hosting_share(system, attention_nodes, ffn_nodes) / step_ms * 1e3
     return Row(
         line=line,
-        model=cells["model"].strip(),
-        context_tokens=number("context_tokens", 1),
+        model=at.text("model"),
+        context_tokens=at.number("context_tokens", 1),
         system=system,
-        attention_nodes=integer("attention_nodes", nodes),
-        ffn_nodes=integer("ffn_nodes", nodes),
-        expert_parallel=integer("expert_parallel", 1),
-        batch=integer("requests_per_attention_gpu", 1),
-        tokens_per_s_per_gpu=number("tokens_per_s_per_gpu", 1e-9),
-        stated_step_ms=number("step_ms", 1e-9) if cells["step_ms"].strip() else None,
-        source=cells["source"],
+        attention_nodes=attention_nodes,
+        ffn_nodes=ffn_nodes,
+        expert_parallel=_expert_parallel(at, afd),
+        lanes=_lanes(at, batch) if afd else 1,
+        batch=batch,
+        tokens_per_s_per_gpu=rate,
+        stated_step_ms=step_ms,
+        source=at.text("source"),
     )
+
+
+def _expert_parallel(at: _Cells, afd: bool) -> int:
+    if afd and not at.text("expert_parallel"):
+        return 0
+    return at.integer("expert_parallel", 0 if afd else 1)
+
+
+def _lanes(at: _Cells, batch: int) -> int:
+    """Two where the file does not say: the published runs' number; one cannot split one request."""
+    if not at.text("lanes"):
+        return min(2, batch)
+    lanes = at.integer("lanes", 1)
+    if lanes > min(4, batch):
+        raise at.error("lanes", f"{lanes} must be at most 4 and at most the batch")
+    return lanes
 
 
 def impossible_because(
@@ -113,22 +184,23 @@ def impossible_because(
 ) -> str | None:
     """Why the row cannot be true, or None: bandwidth, memory, its own arithmetic."""
     kv = row.batch * model.kv_bytes_per_request(row.context_tokens, kv_bytes_per_element)
-    step_ms = min(row.implied_step_ms, row.stated_step_ms or row.implied_step_ms)
+    step_s = min(row.implied_step_ms, row.stated_step_ms or row.implied_step_ms) * 1e-3
+    if row.expert_parallel > model.experts:
+        return f"EP{row.expert_parallel} leaves ranks without any of {model.experts} experts"
     weights = model.dense_bytes
     read = model.dense_bytes - model.vocabulary * model.hidden * 2 * (not model.tied_embeddings)
     if row.system == "colocated":
+        touched = _touched(model, row.batch * row.expert_parallel)
         weights += model.routed_bytes / row.expert_parallel
-        tokens = row.batch * row.expert_parallel
-        touched = 1 - (1 - model.experts_per_token / model.experts) ** tokens
         read += model.routed_bytes / row.expert_parallel * touched
-    peak = hardware.memory_bytes_per_s
+    else:
+        why = _ffn_impossible(row, model, hardware, step_s)
+        if why is not None:
+            return why
     for name, moved in (("KV", kv), ("weight", read), ("KV and weight", kv + read)):
-        rate = moved / (step_ms * 1e-3)
-        if rate > peak:
-            return (
-                f"{name} bytes over the step time are {rate / 1e12:.2f} TB/s, "
-                f"above the chip's {peak / 1e12:.2f} TB/s"
-            )
+        why = _too_fast(name, moved, step_s, hardware)
+        if why is not None:
+            return why
     if kv + weights > hardware.memory_bytes:
         return (
             f"batch {row.batch} needs {(kv + weights) / 1e9:.1f} GB, "
@@ -142,3 +214,34 @@ def impossible_because(
                 f"{row.implied_step_ms:.3f} ms"
             )
     return None
+
+
+def _touched(model: ModelSpec, tokens: float) -> float:
+    """Share of the experts that ``tokens`` tokens reach at all, routed evenly."""
+    return float(1 - (1 - model.experts_per_token / model.experts) ** tokens)
+
+
+def _too_fast(name: str, moved_bytes: float, step_s: float, hardware: Hardware) -> str | None:
+    rate, peak = moved_bytes / step_s, hardware.memory_bytes_per_s
+    if rate <= peak:
+        return None
+    return (
+        f"{name} bytes over the step time are {rate / 1e12:.2f} TB/s, "
+        f"above the chip's {peak / 1e12:.2f} TB/s"
+    )
+
+
+def _ffn_impossible(row: Row, model: ModelSpec, hardware: Hardware, step_s: float) -> str | None:
+    """What the FFN side of an AFD row cannot be: more ranks than GPUs, too small, too fast."""
+    gpus = row.ffn_nodes * hardware.gpus_per_node
+    ranks = row.expert_parallel or gpus
+    if ranks > gpus:
+        return f"EP{ranks} on {row.ffn_nodes} FFN node(s) of {hardware.gpus_per_node} GPUs"
+    shard = model.routed_bytes / ranks
+    if shard > hardware.memory_bytes:
+        return (
+            f"the experts take {shard / 1e9:.1f} GB on each of {ranks} FFN ranks, "
+            f"above the chip's {hardware.memory_bytes / 1e9:.1f} GB"
+        )
+    tokens = row.batch * row.attention_nodes * hardware.gpus_per_node * ranks / gpus
+    return _too_fast("expert weight", shard * _touched(model, tokens), step_s, hardware)

@@ -8,31 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from afd.plan.bench import make_bench
 from afd.plan.calibration import Calibration
 from afd.plan.fit import fit_calibration
 from afd.plan.hardware import Hardware
-from afd.plan.layouts import Estimate, Workload, colocated, disaggregated
+from afd.plan.layouts import Estimate
 from afd.plan.model_spec import load_model
+from afd.plan.replay import benches_for, estimate, recalibrated
 from afd.plan.rows import Row, impossible_because, read_rows
-
-
-def estimate_row(
-    row: Row,
-    hardware: Hardware,
-    calibration: Calibration | None,
-    kv_bytes_per_element: float,
-    use_tables: bool = False,
-) -> Estimate:
-    """What the model says of the layout a row measured."""
-    workload = Workload(row.context_tokens, kv_bytes_per_element)
-    bench = make_bench(
-        load_model(row.model), hardware, workload, calibration, use_tables=use_tables
-    )
-    if row.system == "colocated":
-        return colocated(bench, row.expert_parallel, row.batch)
-    lanes = 2 if row.batch > 1 else 1
-    return disaggregated(bench, row.attention_nodes, row.ffn_nodes, row.batch, lanes)
 
 
 def split_rows(
@@ -71,18 +53,31 @@ def validate(
 ) -> dict[str, Any]:
     """Errors of predicted throughput, row by row and in sum; flagged rows are left out."""
     possible, flagged = split_rows(read_rows(path), hardware, kv_bytes_per_element)
-    out = []
-    for row in possible:
-        got = estimate_row(row, hardware, calibration, kv_bytes_per_element, use_tables)
-        out.append(_compared(row, got))
-    result: dict[str, Any] = {"rows": out, **errors_summary([r["error"] for r in out])}
-    for system in ("afd", "colocated"):
-        result[system] = errors_summary([r["error"] for r in out if r["system"] == system])
+    result = validate_rows(possible, hardware, calibration, kv_bytes_per_element, use_tables)
     result["flagged"] = flagged
     if leave_one_out:
         result["leave_one_workload_out"] = _leave_one_out(
             possible, hardware, kv_bytes_per_element, use_tables
         )
+    return result
+
+
+def validate_rows(
+    rows: list[Row],
+    hardware: Hardware,
+    calibration: Calibration | None,
+    kv_bytes_per_element: float,
+    use_tables: bool,
+) -> dict[str, Any]:
+    """Errors of rows that are all possible: each, over all, and by system."""
+    benches = benches_for(rows, hardware, calibration, kv_bytes_per_element, use_tables)
+    return _summary([_compared(row, estimate(benches[row.workload], row)) for row in rows])
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {"rows": rows, **errors_summary([r["error"] for r in rows])}
+    for system in ("afd", "colocated"):
+        result[system] = errors_summary([r["error"] for r in rows if r["system"] == system])
     return result
 
 
@@ -102,17 +97,14 @@ def _leave_one_out(
     rows: list[Row], hardware: Hardware, kv_bytes_per_element: float, use_tables: bool
 ) -> dict[str, Any]:
     """Refits without each (model, context) in turn and predicts the rows that were left out."""
+    benches = benches_for(rows, hardware, None, kv_bytes_per_element, use_tables)
     out = []
     for workload in sorted({row.workload for row in rows}):
         kept = [row for row in rows if row.workload != workload]
         if not kept:
             continue
-        fitted = fit_calibration(kept, hardware, kv_bytes_per_element, use_tables)
-        for row in (r for r in rows if r.workload == workload):
-            got = estimate_row(row, hardware, fitted, kv_bytes_per_element, use_tables)
-            out.append(_compared(row, got))
-    summary: dict[str, Any] = errors_summary([r["error"] for r in out])
-    for system in ("afd", "colocated"):
-        summary[system] = errors_summary([r["error"] for r in out if r["system"] == system])
-    summary["rows"] = out
-    return summary
+        fitted = fit_calibration(kept, hardware, kv_bytes_per_element, use_tables, benches)
+        bench = recalibrated(benches[workload], fitted)
+        left = [row for row in rows if row.workload == workload]
+        out += [_compared(row, estimate(bench, row)) for row in left]
+    return _summary(out)

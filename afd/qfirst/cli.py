@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from afd.errors import AfdError
+from afd.qfirst.commands import account, convert, report, schedule, train
 
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (account, convert, report, schedule, train)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """Pages of every attention rank's KV cache, in arrays that all ranks share.
 
-page   [ free | held by a slot | retired, but a step in flight still names it ]
+page   [ free | held by slots, or by the prefix cache, or both ]
 """
 
 from __future__ import annotations
@@ -60,19 +60,34 @@ class CacheManager:
     def held_pages(self, slots: I64) -> tuple[I64, I32]:
         """The pages of several slots end to end, with the slot of each."""
         counts = self.held[slots]
-        owners = np.repeat(slots, counts)
-        return owners, self._table[owners, positions_within(counts)]
+        return np.repeat(slots, counts), self.pages_at(slots, np.zeros_like(counts), counts)
 
-    def pages_of(self, slot: int) -> I32:
-        """A view of one slot's pages."""
-        return self._table[slot, : self.held[slot]]
+    def pages_at(self, slots: I64, first: I64, counts: I64) -> I32:
+        """``counts`` pages of each slot from its ``first`` on, end to end."""
+        at = positions_within(counts) + np.repeat(first, counts)
+        pages: I32 = self._table[np.repeat(slots, counts), at]
+        return pages
 
-    def release(self, slots: I64) -> None:
-        """Frees all pages of slots that no step in flight names."""
-        owners, pages = self.held_pages(slots)
-        ranks = owners // self._slots
-        returned = np.bincount(ranks, minlength=len(self.free))
-        first = np.cumsum(returned) - returned
-        self._stack[ranks, self.free[ranks] + (np.arange(len(ranks)) - first[ranks])] = pages
-        self.free += returned
+    def pages_of(self, slot: int, first: int, end: int) -> I32:
+        """A view of some of one slot's pages."""
+        return self._table[slot, first:end]
+
+    def share(self, slot: int, pages: Sequence[I32]) -> None:
+        """The first pages of an empty slot are others' too; who they belong to is not kept here."""
+        for some in pages:
+            at = self.held[slot]
+            self._table[slot, at : at + len(some)] = some
+            self.held[slot] += len(some)
+
+    def drop(self, slots: I64) -> None:
+        """The slots hold nothing any more; ``give_back`` says which pages are free for it."""
         self.held[slots] = 0
+
+    def give_back(self, ranks: Sequence[int], pages: Sequence[I32]) -> None:
+        """Frees pages that no step in flight names; ``ranks`` ascend, one per array of pages."""
+        owners = np.repeat(ranks, [len(some) for some in pages])
+        returned = np.bincount(owners, minlength=len(self.free))
+        first = np.cumsum(returned) - returned
+        at = self.free[owners] + (np.arange(len(owners)) - first[owners])
+        self._stack[owners, at] = np.concatenate(pages)
+        self.free += returned

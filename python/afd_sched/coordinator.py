@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import msgspec
@@ -27,18 +26,22 @@ from afd_sched.messages import (
     WorkerFailed,
 )
 from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig
+from afd_sched.security import CoordinatorKeys
 from afd_sched.steps import StepLoop
-
-_log = logging.getLogger(__name__)
 
 
 class CoordinatorConfig(SchedulerConfig, frozen=True, kw_only=True):
-    """SchedulerConfig and the process's own; ``lifeline_fd`` ends with the launcher."""
+    """SchedulerConfig and the process's own; ``lifeline_fd`` ends with the launcher.
+
+    ``listening_fd`` and ``keys``: see CoordinatorLink.
+    """
 
     endpoint: str
     start_timeout_s: float
     log_level: str
     lifeline_fd: int
+    listening_fd: int = -1
+    keys: CoordinatorKeys | None = None
 
     @property
     def ranks(self) -> int:
@@ -69,7 +72,7 @@ class Coordinator:
         # A ROUTER drops what it sends to a peer that has not spoken yet.
         self._frontend_here = False
         self._poller = zmq.Poller()
-        self._poller.register(link.socket, zmq.POLLIN)
+        link.register(self._poller)
         self._poller.register(config.lifeline_fd, zmq.POLLIN)
 
     def run(self) -> int:
@@ -93,8 +96,10 @@ class Coordinator:
     def _report(self, failure: Failed) -> None:
         """Tells the front end, however early the failure came."""
         while not self._frontend_here:
-            if self._config.lifeline_fd in dict(self._poller.poll()):
+            events = dict(self._poller.poll())
+            if self._config.lifeline_fd in events:
                 return
+            self._link.attend(events)
             while (arrived := self._link.recv()) is not None:
                 identity, message = arrived
                 self._frontend_here |= identity == FRONTEND and isinstance(message, Hello)
@@ -135,6 +140,7 @@ class Coordinator:
         events = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if self._config.lifeline_fd in events:
             raise _Over
+        self._link.attend(events)
         while (arrived := self._link.recv()) is not None:
             self._handle(*arrived)
 
@@ -146,7 +152,7 @@ class Coordinator:
 
     def _from_frontend(self, message: Message) -> None:
         match message:
-            case Hello():
+            case Hello() if self._loop is None:
                 self._frontend_here = True
                 self._check_version(-1, message.version)
             case Stop():
@@ -159,8 +165,7 @@ class Coordinator:
             case Abort() if self._loop is not None:
                 self._loop.abort(message)
             case GetStats() if self._loop is not None:
-                values = self._loop.values() | {"messages_refused": self._link.refused}
-                self._link.send(FRONTEND, Stats(values))
+                self._link.send(FRONTEND, Stats(self._loop.values() | self._link.values()))
             case _:
                 self._refuse(FRONTEND, message)
 
@@ -170,16 +175,23 @@ class Coordinator:
             self._refuse(identity, message)
             return
         match message:
-            case Hello():
+            case Hello() if self._loop is None:
                 self._check_version(rank, message.version)
-            case Ready():
-                self._pages[rank] = message.pages
+            case Ready() if self._loop is None:
+                self._ready(message)
             case WorkerFailed():
                 raise _Over(Failed(rank, message.reason))
-            case StepResult() | FfnResult() if self._loop is not None:
-                self._loop.result(message)
+            case StepResult() | FfnResult() if self._loop is not None and self._loop.result(
+                message
+            ):
+                pass
             case _:
                 self._refuse(identity, message)
+
+    def _ready(self, message: Ready) -> None:
+        if message.pages < 1 and message.rank < self._config.attention_ranks:
+            raise _Over(Failed(message.rank, "it has no KV page; lower its memory use elsewhere"))
+        self._pages[message.rank] = message.pages
 
     def _check_version(self, rank: int, version: int) -> None:
         if version != PROTOCOL_VERSION:
@@ -190,13 +202,12 @@ class Coordinator:
             raise _Over(Failed(rank, sentence))
 
     def _refuse(self, identity: bytes, message: Message) -> None:
-        self._link.refused += 1
-        _log.warning("refused %s from %r", type(message).__name__, identity)
+        self._link.messages.add("%s from %r is out of place", type(message).__name__, identity)
 
 
 def run(config: CoordinatorConfig) -> int:
     """Runs a coordinator on ``config.endpoint``; returns the exit status."""
-    link = CoordinatorLink(config.endpoint)
+    link = CoordinatorLink(config.endpoint, config.keys, config.listening_fd)
     try:
         return Coordinator(config, link).run()
     finally:

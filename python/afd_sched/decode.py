@@ -62,25 +62,25 @@ class DecodeManager:
         self._changed: set[int] = set(range(ranks))
         self._order = RowOrder(np.zeros(0, np.int64), self.uid)
 
-    def enter(self, slot: int, uid: int, tokens: int, limit: int, ignore_eos: bool) -> None:
-        """A request of ``tokens`` known tokens, at most ``limit`` in all, takes a slot; its
-        ``room`` is set when it gets pages."""
-        rank = slot // self._slots
-        self.uid[slot] = uid
-        self.fed[slot] = self.generated[slot] = 0
-        self.prompt[slot] = tokens
-        self.quota[slot] = limit - tokens
-        self.end[slot] = limit - 1
-        self.open[slot] = True
-        self.ignore_eos[slot] = ignore_eos
-        self.count[rank] += 1
-        self._key[rank, slot - rank * self._slots] = uid
-        self._changed.add(rank)
+    def enter(self, slots: I64, uids: I64, tokens: I64, limits: I64, ignore_eos: I64) -> None:
+        """Requests of ``tokens`` known tokens, at most ``limits`` in all, take slots; their ``fed``
+        and ``room`` are set when they get pages."""
+        self.uid[slots] = self._key.reshape(-1)[slots] = uids
+        self.prompt[slots] = tokens
+        self.quota[slots] = limits - tokens
+        self.end[slots] = limits - 1
+        self.generated[slots] = 0
+        self.open[slots] = True
+        self.ignore_eos[slots] = ignore_eos
+        ranks = slots // self._slots
+        self.count += np.bincount(ranks, minlength=len(self.count))
+        self._changed.update(ranks.tolist())
 
-    def decodes(self, slot: int) -> None:
-        """The slot's prompt has run: from the next step on it runs one row a step."""
-        self.advance[slot] = 1
-        self.decoding[slot // self._slots] += 1
+    def extend(self, slots: I64, counts: NDArray[np.int32], done: I64) -> None:
+        """Prompts advance; those of ``done`` have run, and decode from the next step on."""
+        self.fed[slots] += counts
+        self.advance[done] = 1
+        self.decoding += np.bincount(done // self._slots, minlength=len(self.count))
 
     def close(self, slots: I64) -> None:
         """No more tokens are delivered; the next plan retires those that are still resident."""

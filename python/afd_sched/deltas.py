@@ -46,23 +46,24 @@ class PlanDeltas:
     ) -> dict[int, StepPlan]:
         """The plan of each of ``ranks``, which share one object where nothing changed. ``grown``:
         slots that got a page in this step, and the pages."""
-        admitted = {r: self._admitted.pop(r, {}) for r in ranks} if self._admitted else {}
-        announced = sorted(slot for slots in admitted.values() for slot in slots)
-        first = self._by_rank(*self._cache.held_pages(np.array(announced, np.int64)))
-        more = self._by_rank(*grown)
         plans = dict.fromkeys(ranks, StepPlan(step=step, lanes=lanes))
-        for rank in ranks:
-            retired = self._retired.pop(rank, None)
-            entering = admitted.get(rank)
-            if retired or entering or rank in more or rank in chunks:
-                plans[rank] = StepPlan(
-                    step=step,
-                    lanes=lanes,
-                    retired=pack_few_int32(retired) if retired else b"",
-                    admitted=tuple(entering.values()) if entering else (),
-                    pages=first.get(rank, b"") + more.get(rank, b""),
-                    extend=pack_few_int32(chunks[rank].pairs) if rank in chunks else b"",
-                )
+        more = self._by_rank(*grown)
+        # Mostly the same ranks, and far from all of them.
+        retired = {r: self._retired.pop(r) for r in [*self._retired] if r in plans}
+        admitted = {r: self._admitted.pop(r) for r in [*self._admitted] if r in plans}
+        announced = sorted(slot for slots in admitted.values() for slot in slots)
+        if announced:
+            first = self._by_rank(*self._cache.held_pages(np.array(announced)))
+            more = {r: first.get(r, b"") + more.get(r, b"") for r in {**first, **more}}
+        for rank in {**more, **retired, **admitted, **chunks}:
+            plans[rank] = StepPlan(
+                step,
+                lanes,
+                pack_few_int32(retired[rank]) if rank in retired else b"",
+                tuple(admitted[rank].values()) if rank in admitted else (),
+                more.get(rank, b""),
+                pack_few_int32(chunks[rank].pairs) if rank in chunks else b"",
+            )
         return plans
 
     def _by_rank(self, slots: I64, pages: I32) -> dict[int, bytes]:

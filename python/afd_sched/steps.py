@@ -65,14 +65,24 @@ class StepLoop:
         """Ends a request."""
         self.scheduler.abort(message.uid)
 
-    def result(self, message: StepResult | FfnResult) -> None:
-        """Files a worker's result; a step that is not in flight is not ours and is ignored."""
+    def result(self, message: StepResult | FfnResult) -> bool:
+        """Files a worker's result; False for one that no step in flight awaits from that rank."""
         for step in self._steps:
             if step.bundle.step == message.step:
-                if isinstance(message, StepResult):
-                    step.attention[message.rank] = message
-                else:
-                    step.ffn[message.rank] = message
+                return self._file(step, message)
+        return False
+
+    def _file(self, step: _Step, message: StepResult | FfnResult) -> bool:
+        rank = message.rank
+        if isinstance(message, StepResult):
+            awaited = rank in step.bundle.plans and rank not in step.attention
+            if awaited:
+                step.attention[rank] = message
+            return awaited
+        awaited = step.bundle.ffn is not None and rank in self._ffn_ranks and rank not in step.ffn
+        if awaited:
+            step.ffn[rank] = message
+        return awaited
 
     def advance(self, now_ms: float) -> Iterator[Outgoing]:
         """Everything that can be committed and published now."""
@@ -85,6 +95,7 @@ class StepLoop:
                 yield from self._publish(bundle, now_ms)
                 progressed = True
             if not progressed:
+                self.scheduler.tidy()
                 return
 
     def _complete(self, step: _Step) -> bool:

@@ -30,9 +30,9 @@ class StopTokens:
         else:
             self._few[slot, : len(ids)] = ids
 
-    def forget(self, slot: int) -> None:
-        """The slot's request is over."""
-        if slot in self._watching:
+    def forget(self, slots: Sequence[int]) -> None:
+        """The slots' requests are over."""
+        for slot in self._watching.intersection(slots) if self._watching else ():
             self._watching.remove(slot)
             self._many.pop(slot, None)
             self._few[slot] = _NONE

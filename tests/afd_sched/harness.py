@@ -10,6 +10,7 @@ from afd_sched.messages import SamplingParams
 from afd_sched.req import FinishReason
 from afd_sched.scheduler import Scheduler, SchedulerConfig, StepBundle, TokenBatch
 from tests.afd_sched.fleet import EOS, FakeRank, sequential
+from tests.afd_sched.trees import check_tree
 
 
 class Harness:
@@ -127,32 +128,42 @@ class Harness:
         self.check_conservation()
 
     def check_conservation(self) -> None:
-        """Every slot and page of every rank is in exactly one place."""
+        """Every slot and page of every rank is in exactly one place; only cached pages are shared,
+        and the prefix cache's counts are what its tree and its users say."""
         scheduler, slots = self.scheduler, self.config.max_running_requests
-        cache = scheduler._cache
-        freeing = [slot for _, several in scheduler._freeing for slot in several.tolist()]
+        residents = scheduler._residents
+        cache, tree = residents.cache, residents.tree
+        freeing = [slot for _, several in residents._freeing for slot in several.tolist()]
         assert len(set(freeing)) == len(freeing)
+        cached = check_tree(tree, residents, self.config.page_size)
         for rank in range(len(self.ranks)):
             mine = range(rank * slots, (rank + 1) * slots)
-            resident = set(scheduler._running.slots_of(rank).tolist())
+            resident = set(residents.running.slots_of(rank).tolist())
             leaving = {slot for slot in freeing if slot in mine}
-            free = scheduler._table._free[rank]
+            free = residents.table._free[rank]
             assert len(set(free)) == len(free)
             assert sorted([*resident, *leaving, *free]) == list(mine)
-            held = [page for slot in mine for page in cache.pages_of(slot).tolist()]
-            everywhere = held + cache._stack[rank, : cache.free[rank]].tolist()
+            held = [
+                page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
+            ]
+            for left in residents._left:
+                held += left.pages.tolist() if left.rank == rank else []
+            own = [page for page in held if page not in cached[rank]]
+            everywhere = own + list(cached[rank]) + cache._stack[rank, : cache.free[rank]].tolist()
             assert sorted(everywhere) == list(range(cache.pages[rank]))
             assert not any(cache.held[slot] for slot in free)
-            assert all(scheduler._by_slot[slot].slot == slot for slot in resident)
-        assert len(scheduler._by_slot) == len(freeing) + int(scheduler._running.count.sum())
+            assert all(residents.by_slot[slot].req.slot == slot for slot in resident)
+        assert len(residents.by_slot) == len(freeing) + int(residents.running.count.sum())
 
     def check_pools_are_full(self) -> None:
-        """Nothing is left behind once all is done."""
-        scheduler = self.scheduler
-        assert scheduler._cache.free.tolist() == scheduler._cache.pages.tolist()
+        """Nothing is left behind once all is done, but what the prefix cache may give up."""
+        residents = self.scheduler._residents
         for rank in range(len(self.ranks)):
-            assert scheduler._table.free(rank) == self.config.max_running_requests
-        assert not (scheduler._by_slot or scheduler._freeing or scheduler._stops._watching)
+            residents.evict(rank, 10**6, 0)
+            assert residents.table.free(rank) == self.config.max_running_requests
+        assert residents.cache.free.tolist() == residents.cache.pages.tolist()
+        assert residents.tree.nodes == 0 and not residents.tree.root.children
+        assert not (residents.by_slot or residents._freeing or self.scheduler._stops._watching)
 
     def check_outputs(self) -> None:
         """What was delivered is what each request generates alone (a prefix, if it was aborted)."""

@@ -22,6 +22,7 @@ CONFIGS = st.builds(
     context_length=st.integers(6, 40),
     eos_token_ids=st.just(EOS),
     overlap=st.booleans(),
+    radix_cache=st.booleans(),
 )
 
 
@@ -47,7 +48,9 @@ class SchedulerStates(RuleBasedStateMachine):
     )
     def arrive(self, data: st.DataObject, new: int, ignore_eos: bool, stop_ids: list[int]) -> None:
         longest = min(self.harness.scheduler.max_total_tokens - 1, 14)
-        prompt = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=longest))
+        prompt = self._known(data) if data.draw(st.booleans()) else []
+        prompt += data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=longest))
+        prompt = prompt[-longest:] if data.draw(st.booleans()) else prompt[:longest]
         sampling = SamplingParams(
             max_new_tokens=new,
             seed=len(self.harness.prompts) % 5,
@@ -55,6 +58,15 @@ class SchedulerStates(RuleBasedStateMachine):
             stop_token_ids=tuple(stop_ids),
         )
         self.harness.add(prompt, sampling)
+
+    def _known(self, data: st.DataObject) -> list[int]:
+        """What an earlier request said and heard so far, up to any point."""
+        prompts, delivered = self.harness.prompts, self.harness.delivered
+        if not prompts:
+            return []
+        uid = data.draw(st.integers(0, len(prompts) - 1))
+        tokens = prompts[uid] + delivered[uid]
+        return tokens[: data.draw(st.integers(0, len(tokens)))]
 
     @rule(back=st.integers(-1, 8))
     def abort(self, back: int) -> None:
@@ -72,6 +84,10 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         self.harness.commit()
+
+    @rule()
+    def tidy(self) -> None:
+        self.harness.scheduler.tidy()
 
     @precondition(lambda self: len(self.harness.prompts) > 0)
     @rule(steps=st.integers(1, 6))

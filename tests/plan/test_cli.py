@@ -80,7 +80,7 @@ def test_the_ledger_explains_every_difference(capsys: pytest.CaptureFixture[str]
         assert abs(by_name[f"speed-up {label}, modelled from shapes"]["difference"]) < 0.05
         assert abs(by_name[f"projection {label}, MoE only"]["difference"]) < 0.05
     assert "does not add up" in by_name["condition (3) met with m = 2 (1 = yes)"]["note"]
-    assert by_name["Qwen3-4B: crossover with Wk and Wv pooled, positions"]["ours"] == 28_800
+    assert by_name["qwen3-4b: crossover with W_k and W_v pooled, positions"]["ours"] == 28_800
 
 
 @pytest.mark.parametrize(
