@@ -89,6 +89,10 @@ def scheduler_config(
         context_length=context_length,
         eos_token_ids=eos_token_ids,
         overlap=engine.overlap,
+        radix_cache=not engine.disable_radix_cache,
+        schedule_policy=engine.schedule_policy,
+        max_queued_requests=engine.max_queued_requests,
+        priority_scheduling=engine.enable_priority_scheduling,
     )
 
 

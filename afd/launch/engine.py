@@ -73,10 +73,15 @@ class Launch:
 
     # ------------------------------------------------------------------------------- requests
 
-    def submit(self, input_ids: Sequence[int] | NDArray[np.int32], sampling: SamplingParams) -> int:
+    def submit(
+        self,
+        input_ids: Sequence[int] | NDArray[np.int32],
+        sampling: SamplingParams,
+        priority: int = 0,
+    ) -> int:
         """Starts a request; returns its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
-        self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling))
+        self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling, priority))
         return uid
 
     def abort(self, uid: int) -> None:

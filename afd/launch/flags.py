@@ -12,6 +12,7 @@ from afd import __version__
 from afd.config import DtypeChoice, EngineConfig, ReturnMode, WireType
 from afd.errors import ConfigError
 from afd.llm import engine_config
+from afd_sched.policy import SchedulePolicy
 
 _EPILOG = """\
 examples:
@@ -58,6 +59,24 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         default=None,
         help="plan a step only after the one before it is committed",
+    )
+    add(
+        "--disable-radix-cache",
+        action="store_true",
+        default=None,
+        help="compute every prompt anew instead of sharing known prefixes",
+    )
+    add(
+        "--schedule-policy",
+        choices=[p.value for p in SchedulePolicy],
+        help="who goes first: first come (default), or the longest known prefix",
+    )
+    add("--max-queued-requests", type=int, help="refuse more than this many waiting requests")
+    add(
+        "--enable-priority-scheduling",
+        action="store_true",
+        default=None,
+        help="requests with a higher priority go first; waiting raises it, so none starves",
     )
     add("--threads", type=int, help="CPU threads per worker (default: cores / ranks of a role)")
     add(

@@ -61,6 +61,7 @@ def check_numbers(config: EngineConfig) -> None:
         "page_size": 1,
         "kv_tokens": 1,
         "context_length": 1,
+        "max_queued_requests": 1,
         "threads": 1,
     }
     for name, bound in least.items():

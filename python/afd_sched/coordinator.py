@@ -28,7 +28,7 @@ from afd_sched.messages import (
     Stop,
     WorkerFailed,
 )
-from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig
+from afd_sched.scheduler import RunFailed, Scheduler, SchedulerConfig
 from afd_sched.security import CoordinatorKeys
 from afd_sched.spans import Phase, Recorder
 from afd_sched.steps import StepLoop
@@ -94,7 +94,7 @@ class Coordinator:
                 try:
                     for rank, message in self._loop.advance(time.monotonic() * 1000):
                         self._send(rank, message)
-                except BadResult as error:
+                except RunFailed as error:
                     raise _Over(Failed(error.rank, str(error))) from error
         except _Over as over:
             if over.failure is not None:

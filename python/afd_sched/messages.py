@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # What the receiver keeps in arrays is bounded here, so that no message can overflow one.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -43,11 +43,13 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes."""
+    """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes. A higher
+    ``priority`` goes first, if the scheduler has priorities."""
 
     uid: Id
     input_ids: bytes
     sampling: SamplingParams
+    priority: int = 0
 
 
 class Abort(Message, frozen=True):

@@ -30,7 +30,7 @@ class StepStatistics:
         self._decode_ms = 0.0
 
     def wire(self, bytes_out: int, bytes_back: int) -> None:
-        """Bytes that one attention rank sent and got in a step."""
+        """Bytes that the attention ranks sent and got in a step."""
         self._wire_bytes_out += bytes_out
         self._wire_bytes_back += bytes_back
 

@@ -59,7 +59,8 @@ class StepLoop:
     def generate(self, message: Generate) -> Iterator[Outgoing]:
         """Queues a request, or rejects it."""
         try:
-            self.scheduler.add(message.uid, unpack_int32(message.input_ids), message.sampling)
+            ids = unpack_int32(message.input_ids)
+            self.scheduler.add(message.uid, ids, message.sampling, message.priority)
         except (RequestRefused, ValueError) as error:
             yield None, Rejected(message.uid, str(error))
 
@@ -120,8 +121,11 @@ class StepLoop:
         batch = self.scheduler.commit(
             bundle.step, {rank: _tokens(r) for rank, r in step.attention.items()}
         )
-        for result in step.attention.values():
-            self.statistics.wire(result.bytes_out, result.bytes_back)
+        results = step.attention.values()
+        self.statistics.wire(
+            sum([result.bytes_out for result in results]),
+            sum([result.bytes_back for result in results]),
+        )
         ffn_waits = [result.wait_us for result in step.ffn.values()]
         waits = [result.wait_us for result in step.attention.values()]
         self.statistics.step(
@@ -145,4 +149,5 @@ class StepLoop:
             "running": self.scheduler.running,
             "waiting": self.scheduler.waiting,
             "retractions": self.scheduler.retractions,
+            "cache_hit_rate": self.scheduler.cache_hit_rate,
         }
