@@ -126,6 +126,18 @@ def test_expert_tables_lie_between_even_and_hot() -> None:
         assert hot > model.routed_bytes / model.layers / ranks / CHIP.memory_bytes_per_s * 1e6
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_narrower_cache_is_read_faster(source: str) -> None:
+    model, tables = load_model("qwen3-235b-a22b"), source == "tables"
+    wide, narrow = (
+        disaggregated(
+            make_bench(model, CHIP, Workload(8192, kv), use_tables=tables), 7, 1, 96
+        ).terms_us["T_FMHA"]
+        for kv in (2.0, 1.0)
+    )
+    assert 0.4 * wide < narrow < 0.8 * wide
+
+
 def write(path: Path, *rows: str) -> Path:
     path.write_text("\n".join([HEADER, *rows]) + "\n")
     return path
