@@ -115,6 +115,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     lifeline_fd: int
     log_level: str
     keys: PeerKeys | None = None
+    timeline_fd: int = -1
 
     @property
     def role(self) -> Role:
@@ -129,7 +130,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``kv_tokens`` per attention rank; None takes what ``mem_fraction_static`` of the free memory
     holds. ``threads`` per worker; None shares the cores out. ``host``: where the control plane
     listens, None for a private folder. ``max_queued_requests``: how many may wait for a slot,
-    None for any number. Time-outs are in seconds.
+    None for any number. ``timeline``, ``measurements``: files to write at the end, see
+    launch/timeline.py. Time-outs are in seconds.
     """
 
     model: str = "smollm2-moe"
@@ -154,6 +156,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queued_requests: int | None = None
     enable_priority_scheduling: bool = False
     host: str | None = None
+    timeline: str | None = None
+    measurements: str | None = None
     threads: int | None = None
     download_dir: str | None = None
     start_timeout_s: float = 120.0

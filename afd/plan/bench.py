@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from afd.plan.calibration import Calibration, load_calibration
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Roofline
 from afd.plan.layouts import Bench, Workload
 from afd.plan.measurements import Measured, read_measurements
 from afd.plan.memory import DEFAULT_RULE, MemoryRule
 from afd.plan.model_spec import ModelSpec
-from afd.plan.tables import Tables, TableTimes, load_tables
+from afd.plan.times.calibration import Calibration, load_calibration
+from afd.plan.times.kernels import KernelTimes, Roofline
+from afd.plan.times.tables import Tables, TableTimes, load_tables
 
 
 def make_bench(

@@ -32,7 +32,13 @@ class Hardware:
     calibration: str = "roofline"
 
     def __post_init__(self) -> None:
-        for field in ("memory_bytes", "memory_bytes_per_s", "fp8_flops_per_s", "link_bytes_per_s"):
+        for field, kind in self.__annotations__.items():
+            value = getattr(self, field)
+            wanted = {"str": str, "int": int}.get(kind, (int, float))
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise PlanError(f"hardware {self.name}: {field} must be a {kind}, not {value!r}")
+        for field in ("memory_bytes", "memory_bytes_per_s", "fp8_flops_per_s", "bf16_flops_per_s",
+                      "link_bytes_per_s", "gpus_per_node", "max_gpus", "processors"):  # fmt: skip
             if not getattr(self, field) > 0:
                 raise PlanError(f"hardware {self.name}: {field} must be above zero")
 
@@ -40,7 +46,7 @@ class Hardware:
 def load_hardware(name: str) -> Hardware:
     """A shipped profile by name (``gb200`` …), a TOML by path, or ``cpu``: measured now."""
     if name.lower() == "cpu":
-        from afd.plan.cpu import measure_cpu
+        from afd.plan.times.cpu import measure_cpu
 
         return measure_cpu()
     table = load("hardware", "hardware", name.lower() if not name.endswith(".toml") else name)

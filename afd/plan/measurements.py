@@ -11,8 +11,8 @@ from pathlib import Path
 
 from afd.plan.data import read_toml
 from afd.plan.errors import PlanError, RowError
-from afd.plan.experts import ExpertTerm
-from afd.plan.kernels import KernelTimes, Term
+from afd.plan.times.experts import ExpertTerm
+from afd.plan.times.kernels import KernelTimes, Term
 
 TERMS = ("attention", "dense", "experts", "head", "dispatch", "combine")
 FIELDS = ("term", "batch", "context_tokens", "expert_parallel", "us")
@@ -48,11 +48,12 @@ class Measurements:
         if not line:
             return None
         if len(line) == 1:
-            return Term(line[0].us, f"measured ({self.path}, one point)")
+            return Term(line[0].us, f"measured ({self.path}, one point)", complete=True)
         upper = next((i for i, p in enumerate(line) if p.load >= load), len(line) - 1)
         low, high = line[max(0, upper - 1)], line[max(1, upper)]
         slope = (high.us - low.us) / (high.load - low.load)
-        return Term(max(0.0, low.us + slope * (load - low.load)), f"measured ({self.path})")
+        us = max(0.0, low.us + slope * (load - low.load))
+        return Term(us, f"measured ({self.path})", complete=True)
 
 
 def write_measurements(path: Path, rows: Iterable[tuple[str, float, float, int, float]]) -> None:
@@ -87,6 +88,8 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
     """(line or entry, its fields) of every point; blank lines and lines with # are skipped."""
     if path.suffix == ".toml":
         entries = read_toml(path).get("point", [])
+        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+            raise PlanError(f"{path}: points are written as [[point]] tables")
         return [(i + 1, {k: str(v) for k, v in entry.items()}) for i, entry in enumerate(entries)]
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -70,7 +70,9 @@ class RankLost(Message, frozen=True):
 
 
 class GetStats(Message, frozen=True):
-    """Front end -> coordinator: send one Stats."""
+    """Front end -> coordinator: send one Stats, then ``restart`` the step times."""
+
+    restart: bool = False
 
 
 # ----------------------------------------------------------------- coordinator -> front end
@@ -160,6 +162,12 @@ class FfnStep(Message, frozen=True):
     attention_ranks: bytes
 
 
+class Ping(Message, frozen=True):
+    """Answer with a Pong at once; ``sent_ns`` is the coordinator's clock."""
+
+    sent_ns: Count
+
+
 # ----------------------------------------------------------------- workers -> coordinator
 
 
@@ -201,6 +209,14 @@ class FfnResult(Message, frozen=True):
     wait_us: Count
 
 
+class Pong(Message, frozen=True):
+    """The Ping's ``sent_ns`` and the worker's own clock (time.monotonic_ns)."""
+
+    rank: Rank
+    sent_ns: Count
+    clock_ns: Count
+
+
 class WorkerFailed(Message, frozen=True):
     """A worker cannot go on; it ends after this message."""
 
@@ -218,7 +234,8 @@ ToCoordinator = (
     | Ready
     | StepResult
     | FfnResult
+    | Pong
     | WorkerFailed
 )
 ToFrontend = Started | Tokens | Rejected | Failed | Stats
-ToWorker = StepPlan | FfnStep | Stop
+ToWorker = StepPlan | FfnStep | Ping | Stop

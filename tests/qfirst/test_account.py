@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,9 @@ def test_the_command_takes_a_name_or_a_folder_and_refuses_others(
         assert main(["account", "--model", bad]) == 2
         message = capsys.readouterr().err
         assert words in message and message.count("\n") == 1
+
+
+def test_the_account_and_the_schedule_need_no_torch() -> None:
+    lines = "import sys; sys.modules['torch'] = None; from afd.qfirst.cli import main"
+    for command in (["account", "--model", "qwen3-4b"], ["schedule"]):
+        subprocess.run([sys.executable, "-c", f"{lines}; sys.exit(main({command!r}))"], check=True)

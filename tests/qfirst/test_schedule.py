@@ -106,3 +106,11 @@ def test_the_command_prints_draws_and_refuses(
         assert main(["schedule", *bad]) == 2
         message = capsys.readouterr().err
         assert words in message and message.count("\n") == 1
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("afd.qfirst.output.find_spec", lambda _: None)
+    assert main(["schedule", "--plot", "chart.png"]) == 2
+    assert "pip install 'afd[plan]'" in capsys.readouterr().err

@@ -74,11 +74,16 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     started = time.monotonic()
     command = "afd-qfirst " + shlex.join(sys.argv[1:])
-    with Progress(console=console, transient=True) as progress:
-        table = run_convert.convert(
-            args, held_out(args.hold_out), command, Stages(progress),
-            lambda: time.monotonic() - started,
-        )  # fmt: skip
+    try:
+        with Progress(console=console, transient=True) as progress:
+            table = run_convert.convert(
+                args, held_out(args.hold_out), command, Stages(progress),
+                lambda: time.monotonic() - started,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print("afd-qfirst: interrupted; the same command goes on from the last saved step",
+              file=sys.stderr)  # fmt: skip
+        return 130
     print(table)
     return 0
 
@@ -92,4 +97,7 @@ def _check(args: argparse.Namespace) -> None:
     if not args.learning_rate > 0:
         raise QFirstError(f"--learning-rate must be positive, not {args.learning_rate:g}")
     if (args.out / "model").exists():
-        raise QFirstError(f"{args.out / 'model'} exists already; choose another --out")
+        raise QFirstError(
+            f"{args.out / 'model'} exists already; choose another --out (with --work "
+            f"{args.work or args.out / 'work'} nothing is trained twice)"
+        )

@@ -53,10 +53,17 @@ def run(args: argparse.Namespace) -> int:
     seeds = _chosen("--seed", args.seed, protocol.seeds)
     torch.set_num_threads(args.threads)
     command = "afd-qfirst " + shlex.join(sys.argv[1:])
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        data = scratch_data(read_corpus(args.corpus), protocol)
-        campaign = Campaign(protocol, data, args.records, command, Stages(progress), time.monotonic)
-        campaign.run(arms, seeds)
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            data = scratch_data(read_corpus(args.corpus), protocol)
+            campaign = Campaign(
+                protocol, data, args.records, command, Stages(progress), time.monotonic
+            )
+            campaign.run(arms, seeds)
+    except KeyboardInterrupt:
+        print("afd-qfirst: interrupted; the same command goes on from the last saved step",
+              file=sys.stderr)  # fmt: skip
+        return 130
     missing = [n for n in protocol.names() if not (args.records / f"{n}.json").is_file()]
     if missing:
         print(f"{len(missing)} runs of the protocol have no record yet, {missing[0]} the first")

@@ -134,9 +134,11 @@ _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Replaces ``path`` as a whole."""
-    text = msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
-    write_whole(path, text + "\n")
+    """Replaces ``path`` as a whole; a field is a line."""
+    fields = msgspec.json.decode(msgspec.json.encode(record), type=dict[str, msgspec.Raw])
+    lines = [f" {msgspec.json.encode(name).decode()}: {bytes(value).decode()}"
+             for name, value in fields.items()]  # fmt: skip
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read_record(path: Path) -> Record:

@@ -127,67 +127,99 @@ std::vector<int32_t> ExpertBank::owned_index(int experts) const {
   return positions;
 }
 
-size_t ExpertBank::wave_end(const std::vector<Tile>& tiles, size_t begin) {
+size_t ExpertBank::wave_end(const std::vector<Tile>& tiles, size_t begin, int threads) {
+  // One thread takes a tile through both phases; more need a few tiles to share.
+  const int limit = threads == 1 ? 0 : kWaveRows;
   int rows = tiles[begin].rows;
   size_t end = begin + 1;
-  while (end < tiles.size() && rows + tiles[end].rows <= kWaveRows) rows += tiles[end++].rows;
+  while (end < tiles.size() && rows + tiles[end].rows <= limit) rows += tiles[end++].rows;
   return end;
 }
 
-ExpertBank::Wave ExpertBank::make_wave(const TileSchedule& schedule, size_t begin, size_t end,
-                                       int threads, ExpertScratch& scratch) const {
-  const Tile& first = schedule.tiles()[begin];
-  const Tile& last = schedule.tiles()[end - 1];
-  const size_t copies = index(last.first + last.rows - first.first);
-  return {&schedule,
+ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, size_t begin,
+                                       size_t end, int threads, ExpertScratch& scratch) const {
+  const auto& tiles = schedule.tiles();
+  const Tile& first = tiles[begin];
+  const Tile& last = tiles[end - 1];
+  const int32_t copies = last.first + last.rows - first.first;
+  const int count = static_cast<int>(end - begin);
+  const int parts = std::max(Split(threads, count, gate_up_panels()).parts(),
+                             Split(threads, 1, down_panels()).parts());
+  // After a layer's last tile the next layer's first one is read, of the same expert most likely.
+  const bool more = end < tiles.size();
+  const size_t next_layer = index(layer) + (more ? 0 : 1);
+  const std::byte* next = nullptr;
+  if (next_layer < layers_.size()) {
+    const int expert = more ? tiles[end].expert : tiles[0].expert;
+    next = layers_[next_layer].gate_up.panel(expert * gate_up_panels());
+  }
+  return {&layers_[index(layer)],
+          &schedule,
           begin,
-          static_cast<int>(end - begin),
+          count,
           threads,
           first.first,
-          scratch.gate_up.reserve(copies * gate_up_columns()),
-          scratch.act.reserve(copies * index(width_)),
-          scratch.down.reserve(copies * down_columns())};
+          copies,
+          scratch.act.reserve(index(copies) * index(width_)),
+          scratch.columns.reserve(index(parts) * index(copies) * kChunkColumns),
+          next};
 }
 
-void ExpertBank::activate(Pool& pool, int layer, const Wave& wave, const float* const* rows) const {
-  const Split split(wave, gate_up_panels());
+void ExpertBank::activate(Pool& pool, const Wave& wave, const float* const* rows) const {
+  const Split split(wave.threads, wave.tiles, gate_up_panels());
   const RowCodec& codec = row_codec();
-  const auto& copies = wave.schedule->copies();
-  pool.parallel_for(split.tasks(wave), [&](int task) {
-    const Tile& tile = wave.tile(split.tile(task));
-    const int begin = split.begin(task);
-    const int end = split.end(task);
-    const int base = tile.expert * gate_up_panels();
-    const float* x[TileSchedule::kTileRows];
-    float* y[TileSchedule::kTileRows];
-    for (int r = 0; r < tile.rows; ++r) {
-      x[r] = rows[copies[index(tile.first + r)].row];
-      y[r] = wave.gate_up + index(tile.first + r - wave.first_copy) * gate_up_columns();
-    }
-    float* shifted[TileSchedule::kTileRows];  // gemm_rows counts columns from the matrix's first
-    for (int r = 0; r < tile.rows; ++r) shifted[r] = y[r] - int64_t{base} * kPanel;
-    gemm_rows(x, shifted, tile.rows, layers_[index(layer)].gate_up, base + begin, base + end,
-              false);
-    const int first = begin * kGateBlock;
-    const int columns = std::min(end * kGateBlock, width_) - first;
-    for (int r = 0; r < tile.rows; ++r) {
-      codec.swiglu(y[r] + begin * kPanel, columns,
-                   wave.act + index(tile.first + r - wave.first_copy) * index(width_) + first);
+  pool.parallel_for(wave.tiles * split.parts(), [&](int task) {
+    const int t = task / split.parts();
+    const int part = task % split.parts();
+    const Tile& tile = wave.tile(t);
+    for (int begin = split.begin(part), end; begin < split.end(part); begin = end) {
+      end = std::min(begin + kChunkPanels, split.end(part));
+      gate_up_chunk(wave, t, part, begin, end, rows);
+      const int first = begin * kGateBlock;
+      const int columns = std::min(end * kGateBlock, width_) - first;
+      for (size_t row = wave.row(tile); row < wave.row(tile) + index(tile.rows); ++row) {
+        codec.swiglu(wave.part_columns(part, row), columns, wave.act + row * index(width_) + first);
+      }
     }
   });
 }
 
-void ExpertBank::down_tile(int layer, const Wave& wave, const Tile& tile, int begin,
-                           int end) const {
+void ExpertBank::gate_up_chunk(const Wave& wave, int t, int part, int begin, int end,
+                               const float* const* rows) const {
+  const Tile& tile = wave.tile(t);
+  const auto& copies = wave.schedule->copies();
+  const int base = tile.expert * gate_up_panels();
+  const float* x[TileSchedule::kTileRows];
+  float* y[TileSchedule::kTileRows];  // gemm_rows counts columns from the matrix's first
+  for (int r = 0; r < tile.rows; ++r) {
+    x[r] = rows[copies[index(tile.first + r)].row];
+    y[r] = wave.part_columns(part, wave.row(tile) + index(r)) - int64_t{base + begin} * kPanel;
+  }
+  const PackedMatrix& weight = wave.layer->gate_up;
+  const std::byte* next = weight.panel(base + end);
+  if (end == gate_up_panels()) {
+    next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * gate_up_panels())
+                              : wave.layer->down.panel(wave.tile(0).expert * down_panels());
+  }
+  gemm_rows(x, y, tile.rows, weight, base + begin, base + end, false, next);
+}
+
+void ExpertBank::down_chunk(const Wave& wave, int t, int part, int begin, int end) const {
+  const Tile& tile = wave.tile(t);
   const int base = tile.expert * down_panels();
   const float* x[TileSchedule::kTileRows];
-  float* shifted[TileSchedule::kTileRows];
+  float* y[TileSchedule::kTileRows];
   for (int r = 0; r < tile.rows; ++r) {
-    const size_t row = index(tile.first + r - wave.first_copy);
+    const size_t row = wave.row(tile) + index(r);
     x[r] = wave.act + row * index(width_);
-    shifted[r] = wave.down + row * down_columns() - int64_t{base} * kPanel;
+    y[r] = wave.part_columns(part, row) - int64_t{base + begin} * kPanel;
   }
-  gemm_rows(x, shifted, tile.rows, layers_[index(layer)].down, base + begin, base + end, false);
+  const PackedMatrix& weight = wave.layer->down;
+  const std::byte* next = weight.panel(base + end);
+  if (end == down_panels()) {
+    next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * down_panels()) : wave.next;
+  }
+  gemm_rows(x, y, tile.rows, weight, base + begin, base + end, false, next);
 }
 
 }  // namespace megamoe::cpu

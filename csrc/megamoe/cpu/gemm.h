@@ -70,9 +70,9 @@ class PackedMatrix {
 
  private:
   friend void gemm_rows(const float* const*, float* const*, int, const PackedMatrix&, int, int,
-                        bool);
+                        bool, const std::byte*);
   // How a panel orders its elements; FP8 codes lie as the bf16 they become.
-  enum class Order { Rows, Halves, Pairs };
+  enum class Order { Rows, Halves, Pairs, CodePairs };
   struct Unmap {
     size_t bytes;
     void operator()(std::byte* data) const;
@@ -101,7 +101,8 @@ class PackedMatrix {
 
 // y[i][c] (+)= sum over k of x[i][k] * W[c][k] for the columns c of panels [panel_begin,
 // panel_end) and i in [0, m). Rows of x and y need no alignment and may lie anywhere.
+// `next` is the panel that will be read after these, if known.
 void gemm_rows(const float* const* x, float* const* y, int m, const PackedMatrix& w,
-               int panel_begin, int panel_end, bool accumulate);
+               int panel_begin, int panel_end, bool accumulate, const std::byte* next = nullptr);
 
 }  // namespace megamoe::cpu

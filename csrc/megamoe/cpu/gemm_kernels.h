@@ -17,14 +17,23 @@ struct GemmCall {
   int panel_begin;
   int panel_end;
   bool accumulate;
+  size_t head_bytes;              // of a panel: its FP8 scales
+  const std::byte* next;          // read after these panels, or null
   int first_k = 0;                // where x starts, in activations
   const float* scales = nullptr;  // of the sums of a panel's halves
 };
 
-// An FP8 panel: scales [blocks of columns][2], padded to a cache line, then the codes.
+// An FP8 panel: scales [blocks of columns][2], padded to a cache line, then the codes, which lie as
+// the bf16 that they become; for fp8_pairs in the order that fp8_pair_position gives.
 constexpr size_t fp8_head_bytes(int scale_blocks) {
   constexpr size_t kLine = 64;
   return (static_cast<size_t>(scale_blocks) * 2 * sizeof(float) + kLine - 1) / kLine * kLine;
+}
+
+// Of a code within the 64 of two k: interleaving bytes of a 128-bit lane's lower or upper half
+// makes the pairs of four columns.
+constexpr size_t fp8_pair_position(size_t lane, size_t parity) {
+  return lane % 16 / 4 * 16 + lane / 16 * 8 + lane % 4 * 2 + parity;
 }
 
 struct GemmKernels {

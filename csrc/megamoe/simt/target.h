@@ -52,8 +52,9 @@ struct Target : Words {
                                       std::byte* scales) {
     const int hidden = shape.hidden;
     if (shape.wire == Wire::FP8) {
-      for_each(scale_blocks(shape.scale_format, hidden),
-               [&](int64_t block) { encode_block(shape, x, static_cast<int>(block), row, scales); });
+      for_each(scale_blocks(shape.scale_format, hidden), [&](int64_t block) {
+        encode_block(shape, x, static_cast<int>(block), row, scales);
+      });
     } else if (shape.wire == Wire::BF16) {
       auto* out = reinterpret_cast<uint16_t*>(row);
       for_each(hidden, [&](int64_t i) { out[i] = bf16_encode(x[i]); });

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from afd.qfirst.block import Decoder
 from afd.qfirst.checkpoint import load
 from afd.qfirst.cli import main
+from afd.qfirst.repair import arm
+from afd.qfirst.repair.attention import Backend
+from afd.qfirst.repair.forward import mean_loss
 from afd.qfirst.repair.records import ConversionRecord, read_record
 from afd.qfirst.wiring import Wiring, early_query
 from tests.qfirst.repair.conftest import LAYERS
@@ -87,10 +92,57 @@ def _bits(decoder: torch.nn.Module, checkpoint: Path, text: Path) -> float:
     return nats / 0.6931471805599453 / size
 
 
-def test_the_reference_sees_the_same_batches_and_is_shared(
+@pytest.mark.parametrize("start", ["fit", "copy"])
+def test_the_reference_sees_the_same_batches_in_the_same_order(
+    checkpoint: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    """What reaches the loss, by the wiring of the decoder that it reaches."""
+    seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+
+    def watch(decoder: Decoder, ids: torch.Tensor, backend: Backend) -> torch.Tensor:
+        seen[decoder.wiring == Wiring()].append(ids.clone())
+        return mean_loss(decoder, ids, backend)
+
+    monkeypatch.setattr(arm, "mean_loss", watch)
+    assert convert(checkpoint, text, tmp_path / "run", "--start", start) == 0
+    assert len(seen[True]) == len(seen[False]) == 5
+    assert all(torch.equal(a, b) for a, b in zip(seen[True], seen[False], strict=True))
+    assert len({tuple(ids.flatten().tolist()) for ids in seen[True]}) == 5
+
+
+@pytest.mark.parametrize("calls", [1, 4, 6, 9])
+def test_an_interrupted_run_goes_on_to_the_same_record(
+    checkpoint: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    calls: int,
+) -> None:
+    """Five steps an arm, saved every second: stops within both arms, before and after a save."""
+    assert convert(checkpoint, text, tmp_path / "whole") == 0
+    left = iter(range(calls))
+
+    def interrupted(decoder: Decoder, ids: torch.Tensor, backend: Backend) -> torch.Tensor:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return mean_loss(decoder, ids, backend)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arm, "mean_loss", interrupted)
+        assert convert(checkpoint, text, tmp_path / "run") == 130
+    assert "goes on from the last saved step" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "record.json").exists()
+    assert convert(checkpoint, text, tmp_path / "run") == 0
+    whole, again = record_of(tmp_path / "whole"), record_of(tmp_path / "run")
+    assert msgspec.structs.replace(again, seconds=0, command="") == msgspec.structs.replace(
+        whole, seconds=0, command=""
+    )
+
+
+def test_runs_of_equal_trained_tensors_share_their_reference(
     checkpoint: Path, text: Path, tmp_path: Path
 ) -> None:
-    """With every query where it was, the converted arm would be the reference: so it is at W_o."""
     work = ["--work", str(tmp_path / "work")]
     assert convert(checkpoint, text, tmp_path / "fit", *work, "--start", "fit") == 0
     stamps = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "work").iterdir()}

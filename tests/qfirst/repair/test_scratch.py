@@ -68,7 +68,8 @@ def test_a_campaign_runs_what_has_no_record_and_reports_when_all_have(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     protocol = tmp_path / "p.json"
-    protocol.write_bytes(msgspec.json.encode(tiny(arms=("swapped", "early_q"), seeds=(0, 1))))
+    plan = tiny(arms=("swapped", "early_q"), seeds=(0, 1))
+    protocol.write_bytes(msgspec.json.encode(plan))
     records = tmp_path / "records"
     command = ["train", "--protocol", str(protocol), "--corpus", str(text)]
     command += ["--records", str(records)]
@@ -79,15 +80,9 @@ def test_a_campaign_runs_what_has_no_record_and_reports_when_all_have(
     out = capsys.readouterr().out
     assert "Family A" in out and "pooled standard deviation" in out
     assert (records / "swapped-seed1.json").read_bytes() == first
-    runs = [
-        read_record(records / f"{n}.json")
-        for n in tiny(arms=("swapped", "early_q"), seeds=(0, 1)).names()
-    ]
-    assert all(isinstance(r, ScratchRecord) for r in runs)
-    assert (
-        len({(r.parameters, r.forward_operations) for r in runs if isinstance(r, ScratchRecord)})
-        == 1
-    )
+    runs = [read_record(records / f"{name}.json") for name in plan.names()]
+    counts = {(r.parameters, r.forward_operations) for r in runs if isinstance(r, ScratchRecord)}
+    assert len(runs) == 4 and len(counts) == 1
     assert main([*command, "--arm", "standard"]) == 2
     assert "--arm standard is not in the protocol" in capsys.readouterr().err
     (records / "early_q-seed0.json").unlink()
@@ -100,7 +95,8 @@ def test_a_text_too_short_for_a_step_is_refused(
 ) -> None:
     path = tmp_path / "short.txt"
     path.write_text("x" * 60)
-    assert main(["train", "--protocol", str(SHIPPED), "--corpus", str(path), "--records", str(tmp_path)]) == 2  # fmt: skip
+    command = ["train", "--protocol", str(SHIPPED), "--corpus", str(path)]
+    assert main([*command, "--records", str(tmp_path)]) == 2
     assert "too short" in capsys.readouterr().err
 
 
@@ -117,7 +113,7 @@ def campaign(moves: dict[str, tuple[float, float, float]]) -> dict[tuple[str, in
 def test_the_report_says_what_is_resolved_and_what_is_not() -> None:
     """The seeds' own scatter of 0.3 cancels: 0.1 is resolved and 0.001 is not."""
     protocol = tiny(steps=10, batch=8, learning_rate=0.01)
-    runs = campaign({"shared_query": (0.10, 0.11, 0.09), "early_q": (0.002, -0.001, 0.001)})
+    runs = campaign({"shared_query": (0.10, 0.105, 0.095), "early_q": (0.002, -0.001, 0.001)})
     report = scratch_report(protocol, runs)
     resolved, lost = (
         next(line for line in report.splitlines() if line.startswith(start))

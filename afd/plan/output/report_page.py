@@ -6,26 +6,27 @@ import argparse
 from importlib.util import find_spec
 from typing import Any
 
-from afd.plan import charts as draw
-from afd.plan import commands
 from afd.plan.errors import ExtraMissingError
-from afd.plan.fidelity import ledger
-from afd.plan.layouts import Estimate
-from afd.plan.plots import Chart
-from afd.plan.report import page, table_html
-from afd.plan.search import recommend, sweep
-from afd.plan.text import ESTIMATE_HEADER, estimate_row
+from afd.plan.layouts import Bench, Estimate
+from afd.plan.ledger.entries import ledger
+from afd.plan.options import bench_from, limits_from, possible_ratios
+from afd.plan.output import charts as draw
+from afd.plan.output.plots import Chart
+from afd.plan.output.report import page, table_html
+from afd.plan.output.text import ESTIMATE_HEADER, estimate_row
+from afd.plan.search import Limits, recommend, sweep
+from afd.plan.sensitivity import what_changes
 
 
 def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]]:
     """Writes ``--out`` and answers with its path."""
     if find_spec("plotly") is None:
         raise ExtraMissingError("plotly", "the report")
-    bench = commands.bench_from(options)
-    limits = commands.limits_from(options, bench)
+    bench = bench_from(options)
+    limits = limits_from(options, bench)
     sections: list[tuple[str, str, list[Chart]]] = []
     verdicts = []
-    ratios = [(m, 1) for m in range(1, max(2, limits.gpus // bench.hardware.gpus_per_node))]
+    ratios = possible_ratios(bench, limits)
     for context in options.context:
         got = recommend(bench.at_context(context), limits)
         said = ". ".join(s for s in (got.verdict, got.proposal) if s)
@@ -39,6 +40,7 @@ def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]
         if got.best_afd is not None:
             pictures = draw.explain_charts(got.best_afd, got.best_colocated)
             body += _terms(got.best_afd)
+        body += _changes(bench.at_context(context), limits)
         sections.append((f"Recommendation at {context / 1024:g}K context", body, pictures))
     rows_ = sweep(bench, ratios, options.context, limits)
     sections.append(
@@ -47,13 +49,20 @@ def build(options: argparse.Namespace) -> tuple[dict[str, Any], str, list[Chart]
     )  # fmt: skip
     sections.append(("Fidelity ledger", _ledger(), []))
     title = f"{bench.model.name} on {limits.gpus} x {bench.hardware.name}"
-    options.out.write_text(page(title, " ".join(verdicts), sections), encoding="utf-8")
+    options.out.write_text(page(title, verdicts, sections), encoding="utf-8")
     drawn = [chart for _, _, group in sections for chart in group]
     return {"out": str(options.out), "verdicts": verdicts}, f"wrote {options.out}", drawn
 
 
+def _changes(bench: Bench, limits: Limits) -> str:
+    rows = [(c.what, c.layout, c.batch, c.tokens_per_s_per_gpu, c.gain) for c in
+            what_changes(bench, limits)]  # fmt: skip
+    header = ("if", "best layout", "batch/GPU", "tok/s/GPU", "AFD against best colocated")
+    return "<h3>What would change it</h3>" + table_html(header, rows)
+
+
 def _terms(e: Estimate) -> str:
-    from afd.plan.text import source_of
+    from afd.plan.output.text import source_of
 
     rows = [(name, us, source_of(e, name)) for name, us in e.terms_us.items()]
     return table_html((f"term of {e.layout}", "µs per layer and lane", "source"), rows)

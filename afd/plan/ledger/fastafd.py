@@ -6,10 +6,9 @@ import math
 
 from afd.plan.bench import make_bench
 from afd.plan.cuts import Cut, bytes_back_per_token_layer, bytes_out_per_token_layer
-from afd.plan.fidelity import Entry
 from afd.plan.hardware import load_hardware
-from afd.plan.kernels import US
 from afd.plan.layouts import Bench, Workload, colocated, disaggregated
+from afd.plan.ledger.entries import Entry
 from afd.plan.memory import attention_batch, batch_expansion, colocated_batch
 from afd.plan.model_spec import load_model
 from afd.plan.pipeline import conditions, ffn_tax, predicted_afd_ms, speedup
@@ -20,6 +19,7 @@ from afd.plan.project import (
     project,
 )
 from afd.plan.search import largest_hidden_m
+from afd.plan.times.kernels import US
 
 REF = "FastAFD"
 # (label, model, context, M, AFD batch, colocated batch, AFD tok/s/GPU, colocated tok/s/GPU,

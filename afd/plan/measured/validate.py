@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from afd.plan.calibration import Calibration
-from afd.plan.fit import fit_calibration
 from afd.plan.hardware import Hardware
 from afd.plan.layouts import Estimate
+from afd.plan.measured.fit import fit_calibration
+from afd.plan.measured.replay import benches_for, estimate, recalibrated
+from afd.plan.measured.rows import Row, impossible_because, read_rows
 from afd.plan.model_spec import load_model
-from afd.plan.replay import benches_for, estimate, recalibrated
-from afd.plan.rows import Row, impossible_because, read_rows
+from afd.plan.times.calibration import Calibration
 
 
 def split_rows(

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from afd.plan.calibration import FITTED, Calibration, load_calibration, model_key
 from afd.plan.hardware import Hardware
-from afd.plan.replay import Benches, benches_for, estimate, recalibrated
-from afd.plan.rows import Row
+from afd.plan.measured.replay import Benches, benches_for, estimate, recalibrated
+from afd.plan.measured.rows import Row
+from afd.plan.model_spec import load_model
+from afd.plan.times.calibration import FITTED, Calibration, load_calibration, model_key
 
 Vector = NDArray[np.float64]
 
@@ -53,7 +54,7 @@ def fit_calibration(
     base = load_calibration("tables" if use_tables else "roofline")
     prior = TABLES_PRIOR if use_tables else PRIOR
     free = [name for name in FITTED if not (use_tables and name == "skew_exponent")]
-    models = sorted({model_key(row.model) for row in rows})
+    models = sorted({model_key(load_model(row.model).name) for row in rows})
     guesses = [prior[name] for name in free] + [prior["dense_us"]] * len(models)
     start = np.log([g[0] for g in guesses])
     weight = np.array([ROW_ERROR / g[1] for g in guesses])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from afd.plan.calibration import Calibration
+from afd.plan.times.calibration import Calibration
 
 
 @dataclass(frozen=True)

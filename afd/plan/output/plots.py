@@ -35,6 +35,16 @@ class Chart:
     kind: str = "line"
 
 
+def colored(chart: Chart) -> list[tuple[Series, str]]:
+    """Every series with its colour; a dashed line shares that of the line before it."""
+    out: list[tuple[Series, str]] = []
+    solid = -1
+    for series in chart.series:
+        solid += not series.dashed
+        out.append((series, COLORS[max(0, solid) % len(COLORS)]))
+    return out
+
+
 def save(charts: Sequence[Chart], path: Path) -> None:
     """Writes the charts, by the file's suffix."""
     if not charts:
@@ -66,8 +76,7 @@ def _draw(axis: Any, chart: Chart) -> None:
     axis.grid(axis="y", color="#e2e8f0")
     axis.set_axisbelow(True)
     bottoms: dict[Any, float] = {}
-    for i, series in enumerate(chart.series):
-        color = COLORS[i % len(COLORS)]
+    for i, (series, color) in enumerate(colored(chart)):
         if chart.kind == "line":
             axis.plot(series.x, series.y, color=color, label=series.name, linewidth=1.8,
                       marker=None if series.dashed else "o", markersize=4,
@@ -99,8 +108,7 @@ def html_parts(charts: Sequence[Chart], include_script: bool = True) -> list[str
     parts = []
     for k, chart in enumerate(charts):
         figure = objects.Figure()
-        for i, series in enumerate(chart.series):
-            color = COLORS[i % len(COLORS)]
+        for series, color in colored(chart):
             if chart.kind == "line":
                 dash = "dash" if series.dashed else "solid"
                 figure.add_scatter(

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from afd.plan.bench import make_bench
-from afd.plan.calibration import Calibration
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Roofline
 from afd.plan.layouts import Bench, Estimate, Workload, colocated, disaggregated
+from afd.plan.measured.rows import Row
 from afd.plan.measurements import Measured
 from afd.plan.model_spec import load_model
-from afd.plan.rows import Row
-from afd.plan.tables import TableTimes
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.kernels import KernelTimes, Roofline
+from afd.plan.times.tables import TableTimes
 
 Benches = dict[tuple[str, float], Bench]
 
@@ -26,13 +26,15 @@ def benches_for(
     use_tables: bool,
 ) -> Benches:
     """One bench per workload of the rows."""
-    return {
-        workload: make_bench(
-            load_model(workload[0]), hardware, Workload(workload[1], kv_bytes_per_element),
-            calibration, use_tables=use_tables,
+    workloads = sorted({row.workload for row in rows})
+    of_model = {
+        name: make_bench(
+            load_model(name), hardware, Workload(1.0, kv_bytes_per_element), calibration,
+            use_tables=use_tables,
         )
-        for workload in sorted({row.workload for row in rows})
+        for name in {name for name, _ in workloads}
     }  # fmt: skip
+    return {(name, context): of_model[name].at_context(context) for name, context in workloads}
 
 
 def recalibrated(bench: Bench, calibration: Calibration) -> Bench:

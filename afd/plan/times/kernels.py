@@ -6,20 +6,21 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from afd.plan.calibration import Calibration
-from afd.plan.experts import ExpertTerm
 from afd.plan.hardware import Hardware
 from afd.plan.model_spec import ModelSpec
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.experts import ExpertTerm
 
 US = 1e6
 
 
 @dataclass(frozen=True)
 class Term:
-    """A time with the name of where it came from."""
+    """A time with the name of where it came from; ``complete`` if timed inside a running engine."""
 
     us: float
     source: str
+    complete: bool = False
 
 
 class KernelTimes(Protocol):
@@ -57,6 +58,22 @@ def last_wave_factor(tiles: float, processors: int, bandwidth_share: float) -> f
     rest = waves - whole
     tail = max(rest, 1 / bandwidth_share) if rest > 1e-9 else 0.0
     return (whole + tail) / waves
+
+
+def held_processors_us(
+    attention_us: float, held_us: float, held_share: float, bandwidth_share: float
+) -> float:
+    """What attention split evenly over all processors loses while ``held_share`` of them are taken.
+
+    The parts of the held processors start ``held_us`` late, or when the others are done; the others
+    meanwhile have the whole bandwidth, and at the end the late parts have what ``bandwidth_share``
+    lets their processors draw. With s held and p the share: s / (1 - s) × (1 / (p s) - 1) of it.
+    """
+    if not 0 < held_share < 1:
+        return 0.0
+    late_us = min(max(0.0, held_us), (1 - held_share) * attention_us)
+    alone = min(1.0, bandwidth_share * held_share)
+    return late_us * held_share / (1 - held_share) * (1 / alone - 1)
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class Entry:
 
 def ledger() -> dict[str, Any]:
     """All entries of both references."""
-    from afd.plan.fidelity_fastafd import entries as fastafd
-    from afd.plan.fidelity_qfirst import entries as qfirst
+    from afd.plan.ledger.fastafd import entries as fastafd
+    from afd.plan.ledger.qfirst import entries as qfirst
 
     sources: tuple[Callable[[], list[Entry]], ...] = (fastafd, qfirst)
     rows = [entry.as_row() for source in sources for entry in source()]

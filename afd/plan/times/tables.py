@@ -22,13 +22,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from afd.plan.calibration import Calibration
 from afd.plan.errors import ExtraMissingError
-from afd.plan.experts import ExpertTerm
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Term, last_wave_factor
 from afd.plan.model_spec import ModelSpec
 from afd.plan.skew import busiest_rank_factor
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.experts import ExpertTerm
+from afd.plan.times.kernels import KernelTimes, Term, last_wave_factor
 
 FRAMEWORKS = ("vllm", "sglang", "trtllm")
 SYSTEM_OF = {"GB200 NVL72": "gb200", "GB300 NVL72": "gb300", "HGX B200": "b200_sxm",
@@ -128,7 +128,7 @@ def _records(root: Path, pattern: str, wanted: dict[str, Any]) -> list[dict[str,
 
 
 def _attention_curve(root: Path, model: ModelSpec) -> Curve | None:
-    if model.latent_kv_elements:
+    if model.latent_kv_elements or model.windowed_layers:
         return None
     rows = _records(
         root,

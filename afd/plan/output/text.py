@@ -54,8 +54,10 @@ def source_of(e: Estimate, name: str) -> str:
     if name in e.sources:
         return e.sources[name]
     if name in ("T_a",):
-        return "T_FMHA + T_dense"
-    if name in ("period", "exposed"):
+        return "sum of the above"
+    if name == "dense moved":
+        return e.sources["T_dense"]
+    if name in ("period", "exposed", "boundary in its way"):
         return "pipeline model"
     if name in ("dispatch", "combine"):
         return e.sources.get("T_c", "")

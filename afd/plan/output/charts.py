@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from afd.plan.layouts import Estimate
-from afd.plan.plots import Chart, Series
+from afd.plan.output.plots import Chart, Series
 from afd.plan.project import Projection
 
 
 def sweep_charts(rows: list[dict[str, Any]], title: str) -> list[Chart]:
     """Throughput on top and the step below, over M, a line per context (and cut, N)."""
+    if not rows:
+        return []
     groups: dict[str, list[dict[str, Any]]] = {}
     several_cuts = len({r["cut"] for r in rows}) > 1
     several_n = len({r["ffn_nodes"] for r in rows}) > 1
@@ -41,7 +43,7 @@ def explain_charts(afd: Estimate, base: Estimate | None) -> list[Chart]:
     lanes = afd.lanes
     sides = ("attention side", "FFN side", "period x lanes")
     parts = (
-        ("T_FMHA", (t["T_FMHA"] * lanes, 0.0, 0.0)),
+        ("T_FMHA", ((t["T_FMHA"] + t["boundary in its way"]) * lanes, 0.0, 0.0)),
         ("T_dense", (t["T_dense"] * lanes, t["dense moved"] * lanes, 0.0)),
         ("T_e (experts)", (0.0, (t["T_e"] - t["dense moved"]) * lanes, 0.0)),
         ("exposed", (t["exposed"] * lanes, 0.0, 0.0)),
@@ -54,7 +56,7 @@ def explain_charts(afd: Estimate, base: Estimate | None) -> list[Chart]:
     if base is not None:
         b = base.terms_us
         layouts = (base.layout, afd.layout)
-        attention = (b["T_FMHA"], t["T_FMHA"] * lanes)
+        attention = (b["T_FMHA"], (t["T_FMHA"] + t["boundary in its way"]) * lanes)
         dense = (b["T_dense"], t["T_dense"] * lanes)
         rest = (b["T_moe"], t["exposed"] * lanes)
         charts.append(
@@ -66,6 +68,22 @@ def explain_charts(afd: Estimate, base: Estimate | None) -> list[Chart]:
             )
         )  # fmt: skip
     return charts
+
+
+def boundary_chart(layouts: list[Estimate]) -> Chart:
+    """Both sides of the boundary over M at one N: where the FFN side stops hiding."""
+    x = tuple(e.attention_nodes for e in layouts)
+    lines = {
+        "T_a": [e.terms_us["T_a"] for e in layouts],
+        "T_e + 2 T_c": [e.terms_us["T_e"] + 2 * e.terms_us["T_c"] for e in layouts],
+        "period": [e.terms_us["period"] for e in layouts],
+    }
+    first = layouts[0]
+    return Chart(
+        f"Both sides over M, N = {first.ffn_nodes}, {first.lanes} lanes, {first.batch_per_gpu} "
+        "requests per attention GPU", "attention nodes M", "us per layer and lane",
+        tuple(Series(name, x, tuple(y)) for name, y in lines.items()),
+    )  # fmt: skip
 
 
 def validate_charts(result: dict[str, Any]) -> list[Chart]:
@@ -97,7 +115,7 @@ def fidelity_charts(result: dict[str, Any]) -> list[Chart]:
     """Differences of the ledger's entries that are reachable, clipped to ±50 %."""
     rows = [r for r in result["rows"] if r["difference"] is not None and r["difference"] != 0]
     rows = sorted(rows, key=lambda r: -abs(r["difference"]))[:25]
-    x = tuple(r["name"][:32] for r in rows)
+    x = tuple(r["name"][:56] for r in rows)
     y = tuple(min(50.0, 100 * abs(r["difference"])) for r in rows)
     return [Chart("Largest differences from the references", "", "per cent (clipped at 50)",
                   (Series("difference", x, y),), "bar")]  # fmt: skip
