@@ -8,12 +8,12 @@ import pytest
 
 from afd.plan.bench import make_bench
 from afd.plan.errors import RowError
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Workload, colocated, disaggregated
 from afd.plan.measured.fit import fit_calibration
 from afd.plan.measured.rows import read_rows
 from afd.plan.measured.validate import validate
 from afd.plan.model_spec import load_model
+from afd.plan.profiles import load_hardware
 from afd.plan.search import Limits, recommend
 from afd.plan.times.calibration import FITTED, load_calibration
 from afd.plan.times.tables import load_tables, tables_installed

@@ -12,10 +12,10 @@ import pytest
 from afd.plan.bench import make_bench
 from afd.plan.cli import main
 from afd.plan.errors import DoesNotFitError, PlanError, RowError
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Workload, colocated, disaggregated
 from afd.plan.measurements import FIELDS, TERMS, read_measurements
 from afd.plan.model_spec import load_model
+from afd.plan.profiles import load_hardware
 from afd.plan.times.measure import Sizes, measure
 
 DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
