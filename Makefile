@@ -20,12 +20,12 @@ bench: $(VENV)/.built $(VENV)/.dev
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp' | xargs $(BIN)/clang-format -i
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format -i
 
 lint: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python tests/import_directions.py
 	$(BIN)/mypy
 
@@ -43,5 +43,6 @@ $(VENV)/.built: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt constr
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.built pyproject.toml constraints.txt
+	$(INSTALL) --no-build-isolation -e '.[tools,plan]'
 	$(INSTALL) pytest pytest-timeout hypothesis pexpect ruff mypy clang-format
 	@touch $@

@@ -1,4 +1,4 @@
-"""One running launch: processes, symmetric memory and the link to the coordinator."""
+"""One running launch: its processes and the link to the coordinator."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
-from afd._megamoe import Domain
-from afd.boundary.open import boundary_layout
-from afd.config import Role, WorkerConfig
 from afd.errors import EngineDeadError, LaunchError
 from afd.launch.children import Child, Children
+from afd.launch.crew import Crew, Meeting, Workers
+from afd.launch.listen import Listener, listen
 from afd.launch.resolve import ResolvedConfig
+from afd.launch.timeline import COORDINATOR, Timeline
 from afd_sched.coordinator import CoordinatorConfig
-from afd_sched.links import FrontendLink
+from afd_sched.links import FRONTEND, FrontendLink, worker_identity
 from afd_sched.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -35,26 +37,28 @@ from afd_sched.messages import (
     Stop,
     Tokens,
 )
+from afd_sched.security import CoordinatorKeys, launch_keys
 
 _STOP_GRACE_S = 5.0
 # A dying worker's own words are better than "exited with status 1"; they arrive at once or never.
 _LAST_WORDS_S = 1.0
 
 
-class Engine:
+class Launch:
     """Starts every process and waits until all are ready; ``close`` ends them, however it went.
 
     Requests go in by ``submit``, tokens come out of ``poll``; after EngineDeadError only ``close``
     is left to call.
     """
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    def __init__(self, crew: Crew) -> None:
         """Raises LaunchError naming what failed or is missing; then nothing is left running."""
-        self.config = config
+        self._crew = crew
+        self._timeline = Timeline(crew.engine, crew.topology)
         self._children = Children()
-        self._domain: Domain | None = None
-        self._memory_fd = -1
         self._link: FrontendLink | None = None
+        self._listener: Listener | None = None
+        self._coordinator_process: Child | None = None
         self._dead: EngineDeadError | None = None
         self._next_uid = 0
         self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
@@ -69,10 +73,15 @@ class Engine:
 
     # ------------------------------------------------------------------------------- requests
 
-    def submit(self, input_ids: list[int], sampling: SamplingParams) -> int:
+    def submit(
+        self,
+        input_ids: Sequence[int] | NDArray[np.int32],
+        sampling: SamplingParams,
+        priority: int = 0,
+    ) -> int:
         """Starts a request; returns its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
-        self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling))
+        self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling, priority))
         return uid
 
     def abort(self, uid: int) -> None:
@@ -90,101 +99,74 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         """Counters of the coordinator; to be asked for when no request is open."""
-        self._send(GetStats())
+        self.ask_stats()
         while not isinstance(event := self.poll(None), Stats):
             pass
         return event.values
 
+    def ask_stats(self, restart: bool = False) -> None:
+        """Has a Stats come out of ``poll``; then the step times may ``restart``."""
+        self._send(GetStats(restart))
+
     # ------------------------------------------------------------------------------- life
 
     def close(self) -> None:
-        """Ends every process and frees the memory; may be called again, or half-way up."""
+        """Ends every process, frees the memory and writes the timeline; may be called again, or
+        half-way up."""
         if self._link is not None:
-            if self._dead is None:
+            if not any(child is self._coordinator_process for child in self._children.ended()):
                 self._link.send(Stop())
-            elif self._domain is not None:
-                self._domain.raise_abort(-1 if self._dead.rank is None else self._dead.rank)
+            if self._dead is not None:
+                self._crew.raise_abort(-1 if self._dead.rank is None else self._dead.rank)
         self._children.end(_STOP_GRACE_S if self._link is not None else 0.0)
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._domain is not None:
-            self._domain.close()
-            self._domain = None
-        if self._memory_fd >= 0:
-            os.close(self._memory_fd)
-            self._memory_fd = -1
+        if self._listener is not None:
+            self._listener.close()
+        self._crew.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._dead is None:
             self._dead = EngineDeadError("the engine is closed")
+        self._timeline.write()
 
     def _start(self) -> None:
-        config = self.config
-        topology = config.topology
-        if topology.ffn_ranks:
-            layout = boundary_layout(config.model, config.boundary, topology)
-            self._memory_fd = os.memfd_create("afd-symmetric")
-            os.ftruncate(self._memory_fd, layout.total_bytes)
-            self._domain = Domain(self._memory_fd, layout, create=True)
-        endpoint = f"ipc://{self._folder}/coordinator"
-        self._children.start(
-            "the coordinator", "afd_sched", msgspec.json.encode(self._coordinator(endpoint)), ()
+        crew = self._crew
+        self._listener = listener = listen(crew.engine.host, self._folder)
+        names = [FRONTEND, *map(worker_identity, range(crew.topology.ranks))]
+        coordinator_keys, keys = launch_keys(names) if listener.is_tcp else (None, {})
+        self._coordinator_process = self._children.start(
+            "the coordinator",
+            "afd_sched",
+            msgspec.json.encode(self._coordinator(listener, coordinator_keys)),
+            ([listener.fd] if listener.is_tcp else []) + [*self._timeline.fds((COORDINATOR,))],
         )
-        fds = [self._memory_fd] if self._memory_fd >= 0 else []
-        for rank in range(topology.ranks):
-            worker = msgspec.json.encode(self._worker(rank, endpoint))
-            self._children.start(topology.describe(rank), "afd.worker", worker, fds, rank)
-        self._link = FrontendLink(endpoint)
+        listener.close()
+        meeting = Meeting(listener.endpoint, keys, self._children.lifeline_fd, self._timeline)
+        for process in crew.processes(meeting):
+            self._children.start(
+                process.name, process.module, process.config, process.fds, process.rank
+            )
+        self._link = FrontendLink(listener.endpoint, keys.get(FRONTEND))
         hello = Hello(version=PROTOCOL_VERSION, role="frontend", rank=-1, pid=os.getpid())
         self._link.send(hello)
 
-    def _coordinator(self, endpoint: str) -> CoordinatorConfig:
-        config, engine = self.config, self.config.engine
+    def _coordinator(self, listener: Listener, keys: CoordinatorKeys | None) -> CoordinatorConfig:
+        engine = self._crew.engine
         return CoordinatorConfig(
-            endpoint=endpoint,
-            attention_ranks=config.topology.attention_ranks,
-            ffn_ranks=config.topology.ffn_ranks,
-            num_lanes=engine.num_lanes,
-            max_running_requests=engine.max_running_requests,
-            chunked_prefill_size=engine.chunked_prefill_size,
-            page_size=engine.page_size,
-            context_length=config.context_length,
-            eos_token_ids=config.model.eos_token_ids,
-            overlap=engine.overlap,
+            **msgspec.structs.asdict(self._crew.scheduler()),
+            endpoint=listener.endpoint,
+            listening_fd=listener.fd,
+            keys=keys,
             start_timeout_s=engine.start_timeout_s,
             log_level=engine.log_level,
             lifeline_fd=self._children.lifeline_fd,
-        )
-
-    def _worker(self, rank: int, endpoint: str) -> WorkerConfig:
-        config, engine = self.config, self.config.engine
-        return WorkerConfig(
-            rank=rank,
-            topology=config.topology,
-            boundary=config.boundary,
-            model=config.model,
-            model_path=config.model_path,
-            dtype=config.dtype,
-            max_running_requests=engine.max_running_requests,
-            max_rows=config.max_rows,
-            context_length=config.context_length,
-            page_size=engine.page_size,
-            kv_tokens=engine.kv_tokens,
-            mem_fraction=engine.mem_fraction_static,
-            threads=(
-                config.attention_threads
-                if config.topology.role(rank) is Role.ATTENTION
-                else config.ffn_threads
-            ),
-            endpoint=endpoint,
-            memory_fd=self._memory_fd,
-            lifeline_fd=self._children.lifeline_fd,
-            log_level=engine.log_level,
+            timeline_fd=self._timeline.fd(COORDINATOR),
         )
 
     def _await_start(self) -> Started:
         # The coordinator names who is missing; this bound is for the coordinator itself.
-        deadline = time.monotonic() + self.config.engine.start_timeout_s + _STOP_GRACE_S
+        deadline = time.monotonic() + self._crew.engine.start_timeout_s + _STOP_GRACE_S
         while (left_s := deadline - time.monotonic()) > 0:
             message = self._receive(left_s)
             if isinstance(message, Started):
@@ -193,7 +175,7 @@ class Engine:
                 self._dead = EngineDeadError(self._sentence(message.reason, message.rank))
                 raise LaunchError(str(self._dead))
         raise LaunchError(
-            f"the coordinator did not answer within {self.config.engine.start_timeout_s:.0f} s"
+            f"the coordinator did not answer within {self._crew.engine.start_timeout_s:.0f} s"
         )
 
     # ------------------------------------------------------------------------------- messages
@@ -235,11 +217,18 @@ class Engine:
         )
 
     def _sentence(self, reason: str, rank: int) -> str:
-        name = self.config.topology.describe(rank) if rank >= 0 else ""
+        name = self._crew.topology.describe(rank) if rank >= 0 else ""
         return reason if not name or name in reason else f"{name} failed: {reason}"
 
     def _die(self, reason: str, rank: int) -> EngineDeadError:
         self._dead = EngineDeadError(self._sentence(reason, rank), rank if rank >= 0 else None)
-        if self._domain is not None:
-            self._domain.raise_abort(rank)
+        self._crew.raise_abort(rank)
         return self._dead
+
+
+class Engine(Launch):
+    """A launch of real workers."""
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        """See Launch."""
+        super().__init__(Workers(config))

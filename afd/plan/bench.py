@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from afd.plan.calibration import Calibration, load_calibration
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Roofline
 from afd.plan.layouts import Bench, Workload
 from afd.plan.measurements import Measured, read_measurements
 from afd.plan.memory import DEFAULT_RULE, MemoryRule
 from afd.plan.model_spec import ModelSpec
-from afd.plan.tables import TableTimes, load_tables
+from afd.plan.times.calibration import Calibration, load_calibration
+from afd.plan.times.kernels import KernelTimes, Roofline
+from afd.plan.times.tables import Tables, TableTimes, load_tables
 
 
 def make_bench(
@@ -24,12 +24,25 @@ def make_bench(
     measurements: Path | None = None,
 ) -> Bench:
     """Kernel sources in order of trust: the user's measurements, tables, roofline."""
-    tables = load_tables(model, hardware) if use_tables else None
+    tables = None
+    if use_tables:
+        tables = load_tables(model, hardware, workload.kv_bytes_per_element)
     if calibration is None:
-        calibration = load_calibration("tables" if tables else "roofline")
+        calibration = load_calibration(calibration_name(hardware, tables))
     kernels: KernelTimes = Roofline(model, hardware, calibration, workload.kv_bytes_per_element)
     if tables is not None:
-        kernels = TableTimes(kernels, tables, calibration, model.kv_heads)
+        kernels = TableTimes(kernels, tables, calibration, model)
     if measurements is not None:
         kernels = Measured(kernels, read_measurements(measurements))
     return Bench(model, hardware, calibration, kernels, workload, rule)
+
+
+def calibration_name(hardware: Hardware, tables: Tables | None) -> str:
+    """The shipped calibration that goes with these kernel sources.
+
+    That of the tables assumes expert times that include their launches, so attention tables alone
+    go with the roofline's.
+    """
+    if tables is not None and tables.experts is not None:
+        return "tables"
+    return hardware.calibration

@@ -15,17 +15,17 @@ from afd.plan.errors import PlanError, UnknownNameError
 def data_root() -> Traversable:
     """The folder that holds ``hardware/`` and ``models/``.
 
-    An installed product has it as ``afd.configs``, a checkout as ``configs/`` beside ``afd/``.
+    A checkout has it as ``configs/`` beside its ``afd/``, an installed product as ``afd.configs``.
     """
+    checkout = Path(__file__).resolve().parents[2] / "configs"
+    if (checkout / "hardware").is_dir():
+        return checkout
     try:
         root = files(importlib.import_module("afd.configs"))
         if root.joinpath("hardware").is_dir():
             return root
     except ModuleNotFoundError:
         pass
-    checkout = Path(__file__).resolve().parents[2] / "configs"
-    if (checkout / "hardware").is_dir():
-        return checkout
     raise PlanError("the data folder configs/hardware is missing; reinstall the package")
 
 
@@ -39,13 +39,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     """One TOML file of the user's; a syntax error names the file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise PlanError(f"{path}: cannot read as TOML: {error}") from error
+    except OSError as error:
+        raise PlanError(f"{path}: cannot read: {error.strerror}") from error
+    except ValueError as error:
+        raise PlanError(f"{path}: is not TOML: {error}") from error
 
 
 def load(folder: str, kind: str, name: str) -> dict[str, Any]:
     """A shipped file by name, or the user's own file by path (``….toml``)."""
-    if name.endswith(".toml") and Path(name).is_file():
+    if name.endswith(".toml") or Path(name).is_file():
         return read_toml(Path(name))
     known = names(folder)
     if name not in known:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from afd.plan.calibration import Calibration
 from afd.plan.cuts import (
     Cut,
     attention_dense_share,
@@ -13,11 +12,13 @@ from afd.plan.cuts import (
     bytes_out_per_token_layer,
 )
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes
 from afd.plan.memory import DEFAULT_RULE, MemoryRule
 from afd.plan.model_spec import ModelSpec
 from afd.plan.pipeline import conditions, lane_period_us, step_us, tokens_per_s_per_gpu
 from afd.plan.skew import busiest_rank_factor, measured_rank_factor, slowest_rank_factor
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.experts import fused_us, staged_us, unfused_period_us
+from afd.plan.times.kernels import KernelTimes, held_processors_us, link_transfer
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def colocated(bench: Bench, expert_parallel: int, batch: int) -> Estimate:
     rounds = math.ceil(batch / cal.dispatch_round_tokens)
     link = _routed_bytes(model)
     moe = kernels.experts(batch / rounds, expert_parallel, bench.busiest(expert_parallel), link)
-    moe_us = rounds * (cal.colocated_moe_us + moe.weights_us + moe.compute_us + moe.wire_us)
+    moe_us = rounds * staged_us(moe, cal, expert_parallel)
     head = kernels.head(batch)
     moe_total = model.moe_layers * moe_us
     step_ms = (model.layers * (fmha.us + dense.us) + moe_total + head.us) * 1e-3
@@ -103,11 +104,13 @@ def colocated(bench: Bench, expert_parallel: int, batch: int) -> Estimate:
         step_ms=step_ms, tokens_per_s_per_gpu=tokens_per_s_per_gpu(batch, step_ms),
         terms_us={
             "T_FMHA": fmha.us, "T_dense": dense.us, "T_moe": moe_us,
-            "moe start": rounds * cal.colocated_moe_us, "moe weights": rounds * moe.weights_us,
-            "moe GEMM": rounds * moe.compute_us, "dispatch+combine": rounds * moe.wire_us,
-            "head per step": head.us,
+            "moe start": moe_us - rounds * moe.sum_us, "moe launches": rounds * moe.launch_us,
+            "moe weights": rounds * moe.weights_us, "moe GEMM": rounds * moe.compute_us,
+            "dispatch+combine": rounds * moe.wire_us, "head per step": head.us,
         },
         sources={"T_FMHA": fmha.source, "T_dense": dense.source, "T_moe": moe.source,
+                 "moe start": moe.source if moe.complete else cal.source,
+                 "dispatch+combine": moe.wire_source or moe.source,
                  "head per step": head.source},
         regime="serial",
     )  # fmt: skip
@@ -128,14 +131,17 @@ def disaggregated(
     lanes: int = 2,
     cut: Cut = Cut.ROUTED_TOKENS,
     fused: bool = True,
+    expert_parallel: int | None = None,
 ) -> Estimate:
     """M attention nodes, N FFN nodes, ``batch`` resident requests per attention GPU.
 
     ``fused`` false prices the ablation: dispatch, GEMM and combine as separate launches.
+    ``expert_parallel`` below the FFN GPUs' number means replicas of the experts that share the
+    attention side between them.
     """
     model, hardware, cal = bench.model, bench.hardware, bench.calibration
     lane_batch = batch / lanes
-    gpus = ffn_nodes * hardware.gpus_per_node
+    ranks = expert_parallel or ffn_nodes * hardware.gpus_per_node
     slow = slowest_rank_factor(
         attention_nodes * hardware.gpus_per_node, batch, bench.workload.context_cv
     )
@@ -148,21 +154,26 @@ def disaggregated(
     out_bytes = bytes_out_per_token_layer(model, cut)
     back_bytes = bytes_back_per_token_layer(model, cut)
     per_ffn_gpu = attention_nodes / ffn_nodes * lane_batch
-    moe = bench.kernels.experts(per_ffn_gpu, gpus, bench.busiest(gpus), _ffn_wire_bytes(model, cut))
+    moe = bench.kernels.experts(
+        per_ffn_gpu, ranks, bench.busiest(ranks), _ffn_wire_bytes(model, cut)
+    )
     moved = 0.0
     if share < 1:
         moved = (1 - share) * bench.kernels.dense(per_ffn_gpu).us
-    if fused:
-        te = cal.ffn_start_us + moe.weights_us + max(moe.compute_us, moe.wire_us) + moved
+    te = moved + (fused_us(moe, cal) if fused else staged_us(moe, cal, ranks))
+    if cut is Cut.ROUTED_TOKENS:
+        out, back = bench.kernels.transfer(lane_batch, out_bytes, back_bytes)
     else:
-        te = cal.colocated_moe_us + moe.weights_us + moe.compute_us + moe.wire_us + moved
-    ta = fmha.us + share * dense.us
-    out_us, back_us = (
-        hardware.link_latency_us + lane_batch * b / hardware.link_bytes_per_s * 1e6
-        for b in (out_bytes, back_bytes)
-    )
-    tc = (out_us + back_us) / 2
+        out, back = link_transfer(hardware, lane_batch, out_bytes, back_bytes)
+    tc = (out.us + back.us) / 2
+    held_us = 0.0
+    if lanes > 1 and not fmha.complete:
+        held_us = _held_us(bench, lane_batch, fmha.us, te + 2 * tc - share * dense.us / 2)
+    ta = fmha.us + held_us + share * dense.us
     period = _cut_period_us(cut, fmha.us, ta, te, tc, lanes)
+    if not fused:
+        slots = (attention_nodes + ffn_nodes) / ffn_nodes * model.experts
+        period = unfused_period_us(ta, moe, cal, slots)
     fill = ta + te + 2 * tc
     head = bench.kernels.head(batch)
     body_us = fill + period * (lanes * model.moe_layers - 1)
@@ -171,20 +182,37 @@ def disaggregated(
     met = conditions(ta, te, tc, lanes)
     return Estimate(
         layout=f"AFD {attention_nodes}:{ffn_nodes}", system="afd",
-        attention_nodes=attention_nodes, ffn_nodes=ffn_nodes, expert_parallel=gpus, lanes=lanes,
+        attention_nodes=attention_nodes, ffn_nodes=ffn_nodes, expert_parallel=ranks, lanes=lanes,
         cut=cut.value, batch_per_gpu=batch, step_ms=step_ms,
         tokens_per_s_per_gpu=tokens_per_s_per_gpu(batch, step_ms, attention_nodes, ffn_nodes),
         terms_us={
-            "T_FMHA": fmha.us, "T_dense": share * dense.us, "T_a": ta, "T_e": te, "T_c": tc,
-            "dispatch": out_us, "combine": back_us, "ffn weights": moe.weights_us,
+            "T_FMHA": fmha.us, "boundary in its way": held_us, "T_dense": share * dense.us,
+            "T_a": ta, "T_e": te, "T_c": tc,
+            "dispatch": out.us, "combine": back.us, "ffn weights": moe.weights_us,
             "ffn GEMM": moe.compute_us, "ffn wire": moe.wire_us, "dense moved": moved,
             "period": period, "exposed": period - ta, "head per step": head.us,
         },
         sources={"T_FMHA": fmha.source, "T_dense": dense.source, "T_e": moe.source,
-                 "T_c": f"{hardware.name} link figures", "head per step": head.source},
+                 "ffn wire": moe.wire_source or moe.source, "T_c": out.source,
+                 "combine": back.source, "head per step": head.source},
         regime="hidden" if met.fully_hidden or period <= ta * 1.0001 else
         ("FFN exposed" if te > ta else "transfer exposed"),
     )  # fmt: skip
+
+
+def _held_us(bench: Bench, lane_batch: float, fmha_us: float, away_us: float) -> float:
+    """What attention waits for processors that another lane's boundary kernel holds.
+
+    Only where a tile is split over several processors, which all get an equal part: whole tiles go
+    to whichever processor is free. ``away_us`` is how long that kernel stays after this lane's
+    attention could start.
+    """
+    hardware = bench.hardware
+    if 2 * lane_batch * bench.model.kv_heads > hardware.processors:
+        return 0.0
+    held_share = hardware.boundary_processors / hardware.processors
+    bandwidth_share = bench.calibration.processor_bandwidth_share
+    return held_processors_us(fmha_us, away_us, held_share, bandwidth_share)
 
 
 def _ffn_wire_bytes(model: ModelSpec, cut: Cut) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,6 +13,11 @@ from afd.plan.layouts import Bench, Estimate, colocated, disaggregated
 from afd.plan.memory import attention_batch, colocated_batch, graph_bucket, require_ffn_fits
 
 TIE = 0.01
+# The 90th percentile of the error on measured rows; a smaller gain is said with that doubt.
+MODEL_ERROR = 0.05
+# Batches from here to the full one are compared, at most so many.
+NEAR_FULL = 0.9
+MOST_SIZES = 16
 EXPERT_PARALLEL = (4, 8, 16, 32, 64)
 
 
@@ -79,10 +85,11 @@ def best_lanes(
     for lanes in limits.lanes:
         if lanes > batch:
             continue
-        found = within_slo(
-            lambda b, lanes=lanes: disaggregated(bench, m, n, b, lanes, cut),
-            batch, limits.slo_tpot_ms,
-        )  # fmt: skip
+
+        def at(requests: int, lanes: int = lanes) -> Estimate:
+            return disaggregated(bench, m, n, requests, min(lanes, requests), cut)
+
+        found = best_batch(at, batch, limits.slo_tpot_ms, graph_bucket)
         if found is not None:
             options.append(found)
     return max(options, key=lambda e: e.tokens_per_s_per_gpu, default=None)
@@ -97,20 +104,29 @@ def full_batch(bench: Bench, cut: Cut) -> int:
     )  # fmt: skip
 
 
-def within_slo(estimate: Any, batch: int, slo_ms: float | None) -> Estimate | None:
-    """The largest batch whose step meets the SLO: steps grow with the batch, so bisect."""
-    full: Estimate = estimate(batch)
-    if slo_ms is None or full.step_ms <= slo_ms:
-        return full
-    low, high = 0, batch
+def best_batch(
+    estimate: Callable[[int], Estimate],
+    ceiling: int,
+    slo_ms: float | None,
+    size: Callable[[int], int] = int,
+) -> Estimate | None:
+    """The best batch whose step meets the SLO, at most ``ceiling``, of sizes ``size`` rounds to.
+
+    Throughput grows with the batch but for a short last wave, so the largest batch within the SLO
+    (steps grow with the batch: bisect) is compared with those a little below it.
+    """
+    limit_ms = math.inf if slo_ms is None else slo_ms
+    low, high = 0, size(ceiling) + 1
+    if estimate(high - 1).step_ms <= limit_ms:
+        low = high - 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if estimate(middle).step_ms <= slo_ms else (low, middle)
-    low = graph_bucket(low)
-    if not low:
-        return None
-    found: Estimate = estimate(low)
-    return found
+        low, high = (middle, high) if estimate(middle).step_ms <= limit_ms else (low, middle)
+    stride = max(1, int(low * (1 - NEAR_FULL)) // MOST_SIZES)
+    sizes = {size(batch) for batch in range(low, math.ceil(low * NEAR_FULL) - 1, -stride)} - {0}
+    options = [estimate(batch) for batch in sorted(sizes, reverse=True)]
+    met = [e for e in options if e.step_ms <= limit_ms]
+    return max(met, key=lambda e: e.tokens_per_s_per_gpu, default=None)
 
 
 def colocated_layouts(bench: Bench, limits: Limits, refused: list[str]) -> list[Estimate]:
@@ -128,10 +144,27 @@ def colocated_layouts(bench: Bench, limits: Limits, refused: list[str]) -> list[
         except DoesNotFitError as error:
             refused.append(str(error))
             continue
-        found = within_slo(lambda b, ep=ep: colocated(bench, ep, b), batch, limits.slo_tpot_ms)
+
+        def at(requests: int, ep: int = ep) -> Estimate:
+            return colocated(bench, ep, requests)
+
+        found = best_batch(at, batch, limits.slo_tpot_ms)
         if found is not None:
             out.append(found)
     return out
+
+
+def smallest_colocated(bench: Bench) -> tuple[int, int]:
+    """(EP, batch) of the narrowest expert parallelism whose GPUs hold the model and a request."""
+    for ranks in EXPERT_PARALLEL:
+        try:
+            return ranks, colocated_batch(
+                bench.model, bench.hardware, ranks, bench.workload.context_tokens,
+                bench.workload.kv_bytes_per_element, bench.rule,
+            )  # fmt: skip
+        except DoesNotFitError as error:
+            refused = error
+    raise refused
 
 
 def recommend(bench: Bench, limits: Limits) -> Recommendation:
@@ -188,8 +221,9 @@ def _top(estimates: list[Estimate]) -> Estimate | None:
 
 def _nothing_fits(limits: Limits, refused: list[str]) -> str:
     slo = f" within {limits.slo_tpot_ms:g} ms" if limits.slo_tpot_ms else ""
-    why = refused[-1] if refused else "raise --slo-tpot-ms or give more GPUs"
-    return f"nothing runs on {limits.gpus} GPUs{slo}; the last layout tried: {why}"
+    if not refused:
+        return f"nothing runs on {limits.gpus} GPUs{slo}; raise --slo-tpot-ms or give more GPUs"
+    return f"nothing runs on {limits.gpus} GPUs{slo}; the last layout tried: {refused[-1]}"
 
 
 def verdict(afd: Estimate | None, base: Estimate | None) -> str:
@@ -202,15 +236,18 @@ def verdict(afd: Estimate | None, base: Estimate | None) -> str:
         return f"disaggregate ({afd.layout}): no colocated layout fits these GPUs and limits"
     gain = afd.tokens_per_s_per_gpu / base.tokens_per_s_per_gpu - 1
     extra = "" if afd.cut == Cut.ROUTED_TOKENS else f" (cut {afd.cut}: {NEEDS[Cut(afd.cut)]})"
+    doubt = ""
+    if abs(gain) < MODEL_ERROR:
+        doubt = f"; the model itself errs by {MODEL_ERROR:.0%} on one row in ten: measure both"
     if gain > TIE:
         return (
             f"disaggregate: {afd.layout}{extra} gives {gain:+.1%} per GPU against the best "
-            f"colocated layout, {base.layout}"
+            f"colocated layout, {base.layout}{doubt}"
         )
     if gain < -TIE:
         return (
             f"do not disaggregate: the best ratio, {afd.layout}{extra}, gives {gain:+.1%} per GPU "
-            f"against {base.layout}"
+            f"against the best colocated layout, {base.layout}{doubt}"
         )
     return (
         f"do not disaggregate: {afd.layout}{extra} ties with {base.layout} ({gain:+.1%} per GPU), "

@@ -68,11 +68,19 @@ class Attention(nn.Module):
 
     def query(self, normed: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[B, T, C] already normalised → [B, H, T, D]."""
-        return rope.rotate(self.q_norm(self._heads(self.q_proj(normed))))
+        return rope.rotate(self.project_query(normed))
 
     def key(self, normed: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[B, T, C] already normalised → [B, K, T, D]."""
-        return rope.rotate(self.k_norm(self._heads(self.k_proj(normed))))
+        return rope.rotate(self.project_key(normed))
+
+    def project_query(self, normed: torch.Tensor) -> torch.Tensor:
+        """The query before rotation: no position is needed for it."""
+        return self.q_norm(self._heads(self.q_proj(normed)))
+
+    def project_key(self, normed: torch.Tensor) -> torch.Tensor:
+        """The key before rotation: no position is needed for it."""
+        return self.k_norm(self._heads(self.k_proj(normed)))
 
     def value(self, normed: torch.Tensor) -> torch.Tensor:
         """[B, T, C] already normalised → [B, K, T, D]."""

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from afd.errors import AfdError
+from afd.qfirst.commands import account, convert, diagnose, report, schedule, train
 
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (account, convert, diagnose, report, schedule, train)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has what it wanted; the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("afd-qfirst: interrupted", file=sys.stderr)
+        return 130
     except (AfdError, OSError) as error:
         print(f"afd-qfirst: {error}", file=sys.stderr)
         return 2

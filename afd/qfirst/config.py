@@ -67,8 +67,8 @@ def read_config(path: Path) -> tuple[DecoderConfig, Wiring]:
         kind = values.pop("base_model_type", None)
     if kind not in _BASE_TYPES:
         raise QFirstError(
-            f"{path}: model_type {kind!r} is not a dense decoder with separate query, key and "
-            f"value projections; supported are {', '.join(_BASE_TYPES)}"
+            f"{path}: model_type {kind!r} cannot be read; dense decoders with separate query, key "
+            f"and value projections can: {', '.join(_BASE_TYPES)}"
         )
     fields = Fields(values, str(kind))
     common = decoder_fields(fields, {}, norm_eps=1e-6, max_position_tokens=4096)

@@ -11,6 +11,7 @@ import msgspec
 
 from afd.config import Role, WorkerConfig
 from afd.worker.lifeline import end_with_launcher
+from afd.worker.loop import Seat, StepExecutor, Synchronous, serve
 from afd_sched.links import WorkerLink
 from afd_sched.messages import (
     PROTOCOL_VERSION,
@@ -18,31 +19,36 @@ from afd_sched.messages import (
     Hello,
     Ready,
     StepPlan,
-    Stop,
     WorkerFailed,
 )
+from afd_sched.replica import PlanError
+from afd_sched.spans import Recorder
 
 _log = logging.getLogger("afd.worker")
 
 
-def _serve(config: WorkerConfig, link: WorkerLink) -> None:
+def _executor(config: WorkerConfig) -> tuple[StepExecutor, int]:
+    """The rank's executor, its weights loaded, and its KV pages."""
+    recorder = Recorder(config.timeline_fd) if config.timeline_fd >= 0 else None
+    executor, pages = _worker(config, recorder)
+    if recorder is None:
+        return executor, pages
+    from afd.worker.watched_steps import WatchedExecutor
+
+    return WatchedExecutor(executor, recorder), pages
+
+
+def _worker(config: WorkerConfig, recorder: Recorder | None) -> tuple[StepExecutor, int]:
     # The two workers' imports differ in weight: an FFN rank needs no decoder.
     if config.role is Role.ATTENTION:
         from afd.worker.attention import AttentionWorker
 
-        attention = AttentionWorker(config)
-        link.send(Ready(rank=config.rank, pages=attention.pages))
-        while not isinstance(message := link.recv(None), Stop):
-            if isinstance(message, StepPlan):
-                link.send(attention.step(message))
-    else:
-        from afd.worker.ffn import FfnWorker
+        attention = AttentionWorker(config, recorder)
+        return Synchronous(attention.step, StepPlan), attention.pages
+    from afd.worker.ffn import FfnWorker
 
-        ffn = FfnWorker(config)
-        link.send(Ready(rank=config.rank, pages=ffn.pages))
-        while not isinstance(message := link.recv(None), Stop):
-            if isinstance(message, FfnStep):
-                link.send(ffn.step(message))
+    ffn = FfnWorker(config, recorder)
+    return Synchronous(ffn.step, FfnStep), ffn.pages
 
 
 def main() -> int:
@@ -58,7 +64,7 @@ def main() -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format=f"%(asctime)s {name}: %(levelname)s %(message)s"
     )
-    link = WorkerLink(config.endpoint, config.rank)
+    link = WorkerLink(config.endpoint, config.rank, config.keys)
     try:
         link.send(
             Hello(
@@ -68,8 +74,10 @@ def main() -> int:
                 pid=os.getpid(),
             )
         )
-        _serve(config, link)
-    except (AfdError, MegamoeError, ValueError, MemoryError) as error:
+        executor, pages = _executor(config)
+        link.send(Ready(rank=config.rank, pages=pages))
+        serve([Seat(link, executor)])
+    except (AfdError, MegamoeError, PlanError, ValueError, MemoryError) as error:
         _log.debug("failed", exc_info=True)
         link.send(WorkerFailed(rank=config.rank, reason=str(error) or type(error).__name__))
         return 1

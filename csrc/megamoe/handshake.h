@@ -60,4 +60,13 @@ inline void compare_handshake(const Layout& layout, uint64_t generation, const i
   }
 }
 
+// Of entry i of the ownership table [attention_ranks][experts].
+[[noreturn]] inline void throw_owner_differs(size_t i, int experts, int mine, int theirs) {
+  const size_t row = static_cast<size_t>(experts);
+  throw HandshakeError("handshake: field owner of expert " + std::to_string(i % row) +
+                       " for attention rank " + std::to_string(i / row) +
+                       " differs: this side has FFN rank " + std::to_string(mine) +
+                       ", another has " + std::to_string(theirs));
+}
+
 }  // namespace megamoe

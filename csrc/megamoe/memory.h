@@ -52,7 +52,7 @@ struct Memory {
 
   // Calls fn(word) for every word somebody may wait for.
   template <class F>
-  void for_each_word(F&& fn) const {
+  MEGAMOE_HOST_DEVICE void for_each_word(F&& fn) const {
     const Shape& shape = layout.shape;
     for (int rank = 0; rank < shape.attention_ranks; ++rank) {
       for (int lane = 0; lane < shape.lanes; ++lane) {

@@ -1,6 +1,6 @@
 """Pages of every attention rank's KV cache, in arrays that all ranks share.
 
-page   [ free | held by a slot | retired, but a step in flight still names it ]
+page   [ free | held by slots, or by the prefix cache, or both ]
 """
 
 from __future__ import annotations
@@ -63,16 +63,31 @@ class CacheManager:
         owners = np.repeat(slots, counts)
         return owners, self._table[owners, positions_within(counts)]
 
-    def pages_of(self, slot: int) -> I32:
-        """A view of one slot's pages."""
-        return self._table[slot, : self.held[slot]]
+    def pages_of(self, slot: int, first: int, end: int) -> I32:
+        """A view of some of one slot's pages."""
+        return self._table[slot, first:end]
 
-    def release(self, slots: I64) -> None:
-        """Frees all pages of slots that no step in flight names."""
-        owners, pages = self.held_pages(slots)
-        ranks = owners // self._slots
+    def share(self, slot: int, pages: Sequence[I32]) -> None:
+        """The first pages of an empty slot are others' too; who they belong to is not kept here."""
+        for some in pages:
+            at = self.held[slot]
+            self._table[slot, at : at + len(some)] = some
+            self.held[slot] += len(some)
+
+    def drop(self, slots: I64) -> None:
+        """The slots hold nothing any more; ``give_back`` says which pages are free for it."""
+        self.held[slots] = 0
+
+    def reset(self, rank: int) -> None:
+        """All pages of a rank are free, and its slots hold none."""
+        pages = int(self.pages[rank])
+        self._stack[rank, :pages] = np.arange(pages - 1, -1, -1)
+        self.free[rank] = pages
+        self.held[rank * self._slots : (rank + 1) * self._slots] = 0
+
+    def give_back(self, ranks: I64, pages: I32) -> None:
+        """Frees pages that no step in flight names, with the rank of each; ranks ascend."""
         returned = np.bincount(ranks, minlength=len(self.free))
         first = np.cumsum(returned) - returned
         self._stack[ranks, self.free[ranks] + (np.arange(len(ranks)) - first[ranks])] = pages
         self.free += returned
-        self.held[slots] = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import msgspec
 import zmq
 
+from afd_sched.clocks import Clocks
 from afd_sched.links import FRONTEND, CoordinatorLink, worker_identity
 from afd_sched.messages import (
     PROTOCOL_VERSION,
@@ -18,6 +18,8 @@ from afd_sched.messages import (
     GetStats,
     Hello,
     Message,
+    Ping,
+    Pong,
     RankLost,
     Ready,
     Started,
@@ -26,19 +28,29 @@ from afd_sched.messages import (
     Stop,
     WorkerFailed,
 )
-from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig
+from afd_sched.scheduler import RunFailed, Scheduler, SchedulerConfig
+from afd_sched.security import CoordinatorKeys
+from afd_sched.spans import Phase, Recorder
 from afd_sched.steps import StepLoop
+from afd_sched.watched import WatchedStepLoop
 
-_log = logging.getLogger(__name__)
+_PING_ROUNDS = 5
+_PING_PATIENCE_S = 2.0
 
 
 class CoordinatorConfig(SchedulerConfig, frozen=True, kw_only=True):
-    """SchedulerConfig and the process's own; ``lifeline_fd`` ends with the launcher."""
+    """SchedulerConfig and the process's own; ``lifeline_fd`` ends with the launcher.
+
+    ``listening_fd`` and ``keys``: see CoordinatorLink; ``timeline_fd``: see Recorder, -1 for none.
+    """
 
     endpoint: str
     start_timeout_s: float
     log_level: str
     lifeline_fd: int
+    listening_fd: int = -1
+    timeline_fd: int = -1
+    keys: CoordinatorKeys | None = None
 
     @property
     def ranks(self) -> int:
@@ -66,10 +78,11 @@ class Coordinator:
         self._link = link
         self._loop: StepLoop | None = None
         self._pages: dict[int, int] = {}
+        self._clocks = Clocks()
         # A ROUTER drops what it sends to a peer that has not spoken yet.
         self._frontend_here = False
         self._poller = zmq.Poller()
-        self._poller.register(link.socket, zmq.POLLIN)
+        link.register(self._poller)
         self._poller.register(config.lifeline_fd, zmq.POLLIN)
 
     def run(self) -> int:
@@ -81,7 +94,7 @@ class Coordinator:
                 try:
                     for rank, message in self._loop.advance(time.monotonic() * 1000):
                         self._send(rank, message)
-                except BadResult as error:
+                except RunFailed as error:
                     raise _Over(Failed(error.rank, str(error))) from error
         except _Over as over:
             if over.failure is not None:
@@ -93,8 +106,10 @@ class Coordinator:
     def _report(self, failure: Failed) -> None:
         """Tells the front end, however early the failure came."""
         while not self._frontend_here:
-            if self._config.lifeline_fd in dict(self._poller.poll()):
+            events = dict(self._poller.poll())
+            if self._config.lifeline_fd in events:
                 return
+            self._link.attend(events)
             while (arrived := self._link.recv()) is not None:
                 identity, message = arrived
                 self._frontend_here |= identity == FRONTEND and isinstance(message, Hello)
@@ -118,6 +133,7 @@ class Coordinator:
                 )
         pages = [self._pages[rank] for rank in range(config.attention_ranks)]
         scheduler = Scheduler(config, pages)
+        recorder = self._compare_clocks() if config.timeline_fd >= 0 else None
         self._link.send(
             FRONTEND,
             Started(
@@ -125,7 +141,22 @@ class Coordinator:
                 max_total_tokens=scheduler.max_total_tokens,
             ),
         )
-        return StepLoop(scheduler, config.attention_ranks, config.ffn_ranks)
+        sizes = (scheduler, config.attention_ranks, config.ffn_ranks)
+        return StepLoop(*sizes) if recorder is None else WatchedStepLoop(*sizes, recorder)
+
+    def _compare_clocks(self) -> Recorder:
+        """A timeline's recorder, with every rank's clock against this one in it."""
+        recorder = Recorder(self._config.timeline_fd)
+        for _ in range(_PING_ROUNDS):
+            for rank in range(self._config.ranks):
+                self._send(rank, Ping(time.monotonic_ns()))
+        deadline = time.monotonic() + _PING_PATIENCE_S
+        while len(self._clocks.offsets) < self._config.ranks and time.monotonic() < deadline:
+            self._drain(max(0.0, deadline - time.monotonic()))
+        for rank, clock in self._clocks.offsets.items():
+            recorder.step = rank
+            recorder.span(Phase.CLOCK, clock.offset_ns, clock.offset_ns + clock.round_trip_ns)
+        return recorder
 
     def _send(self, rank: int | None, message: Message) -> None:
         self._link.send(FRONTEND if rank is None else worker_identity(rank), message)
@@ -135,6 +166,7 @@ class Coordinator:
         events = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if self._config.lifeline_fd in events:
             raise _Over
+        self._link.attend(events)
         while (arrived := self._link.recv()) is not None:
             self._handle(*arrived)
 
@@ -146,7 +178,7 @@ class Coordinator:
 
     def _from_frontend(self, message: Message) -> None:
         match message:
-            case Hello():
+            case Hello() if self._loop is None:
                 self._frontend_here = True
                 self._check_version(-1, message.version)
             case Stop():
@@ -159,10 +191,15 @@ class Coordinator:
             case Abort() if self._loop is not None:
                 self._loop.abort(message)
             case GetStats() if self._loop is not None:
-                values = self._loop.values() | {"messages_refused": self._link.refused}
-                self._link.send(FRONTEND, Stats(values))
+                self._link.send(FRONTEND, Stats(self._values(self._loop)))
+                if message.restart:
+                    self._loop.statistics.restart()
             case _:
                 self._refuse(FRONTEND, message)
+
+    def _values(self, loop: StepLoop) -> dict[str, float]:
+        own = {"clock_ms": time.monotonic() * 1000, "cpu_ms": time.process_time() * 1000}
+        return loop.values() | self._link.values() | own
 
     def _from_worker(self, identity: bytes, message: Message) -> None:
         rank = getattr(message, "rank", -1)
@@ -170,16 +207,25 @@ class Coordinator:
             self._refuse(identity, message)
             return
         match message:
-            case Hello():
+            case Hello() if self._loop is None:
                 self._check_version(rank, message.version)
-            case Ready():
-                self._pages[rank] = message.pages
+            case Ready() if self._loop is None:
+                self._ready(message)
+            case Pong():
+                self._clocks.pong(message, time.monotonic_ns())
             case WorkerFailed():
                 raise _Over(Failed(rank, message.reason))
-            case StepResult() | FfnResult() if self._loop is not None:
-                self._loop.result(message)
+            case StepResult() | FfnResult() if self._loop is not None and self._loop.result(
+                message
+            ):
+                pass
             case _:
                 self._refuse(identity, message)
+
+    def _ready(self, message: Ready) -> None:
+        if message.pages < 1 and message.rank < self._config.attention_ranks:
+            raise _Over(Failed(message.rank, "it has no KV page; lower its memory use elsewhere"))
+        self._pages[message.rank] = message.pages
 
     def _check_version(self, rank: int, version: int) -> None:
         if version != PROTOCOL_VERSION:
@@ -190,13 +236,12 @@ class Coordinator:
             raise _Over(Failed(rank, sentence))
 
     def _refuse(self, identity: bytes, message: Message) -> None:
-        self._link.refused += 1
-        _log.warning("refused %s from %r", type(message).__name__, identity)
+        self._link.messages.add("%s from %r is out of place", type(message).__name__, identity)
 
 
 def run(config: CoordinatorConfig) -> int:
     """Runs a coordinator on ``config.endpoint``; returns the exit status."""
-    link = CoordinatorLink(config.endpoint)
+    link = CoordinatorLink(config.endpoint, config.keys, config.listening_fd)
     try:
         return Coordinator(config, link).run()
     finally:

@@ -38,10 +38,8 @@ class TokenHistory:
         """Keeps committed tokens."""
         self._flat[cells] = tokens
 
-    def read(self, slot: int, pages: I32, first: int, count: int) -> I32:
-        """Tokens that the ``count`` rows from position ``first`` on sampled; ``pages`` are all
-        that the slot holds."""
-        begin, end = first // self._page_size, (first + count - 1) // self._page_size + 1
-        rows: I32 = self._tokens[self._first_page[slot] + pages[begin:end]].reshape(-1)
-        offset = first - begin * self._page_size
-        return rows[offset : offset + count]
+    def read(self, slots: I64, pages: I32, counts: I64) -> bytes:
+        """The cells of several slots' pages end to end, a page at a time, as int32 bytes.
+        ``pages``: ``counts`` of each slot."""
+        rows: I32 = self._tokens[np.repeat(self._first_page[slots], counts) + pages]
+        return rows.tobytes()

@@ -6,9 +6,18 @@ Bulk integers travel as one little-endian binary field (``ints.py``), never as l
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+
+# What the receiver keeps in arrays is bounded here, so that no message can overflow one.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Id = Count
+Rank = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+Pages = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -24,8 +33,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
     max_new_tokens: int = 128
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
-    seed: int = 0
+    top_k: TopK = -1
+    seed: Count = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
 
@@ -34,17 +43,19 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes."""
+    """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes. A higher
+    ``priority`` goes first, if the scheduler has priorities."""
 
-    uid: int
+    uid: Id
     input_ids: bytes
     sampling: SamplingParams
+    priority: int = 0
 
 
 class Abort(Message, frozen=True):
     """End a request early; tokens already on their way are dropped."""
 
-    uid: int
+    uid: Id
 
 
 class Stop(Message, frozen=True):
@@ -54,12 +65,14 @@ class Stop(Message, frozen=True):
 class RankLost(Message, frozen=True):
     """Launcher -> coordinator: the process of ``rank`` is gone (``reason`` is a sentence)."""
 
-    rank: int
+    rank: Rank
     reason: str
 
 
 class GetStats(Message, frozen=True):
-    """Front end -> coordinator: send one Stats."""
+    """Front end -> coordinator: send one Stats, then ``restart`` the step times."""
+
+    restart: bool = False
 
 
 # ----------------------------------------------------------------- coordinator -> front end
@@ -109,7 +122,8 @@ class Stats(Message, frozen=True):
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):
     """A request enters a slot. ``tokens`` (int32 bytes) are its prompt and, after a retraction,
-    what it had generated."""
+    what it had generated; the pages of the first ``cached_tokens`` are full already, and the slot
+    begins after them."""
 
     slot: int
     uid: int
@@ -118,6 +132,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     top_p: float
     top_k: int
     seed: int
+    cached_tokens: int = 0
 
 
 class StepPlan(Message, frozen=True):
@@ -147,6 +162,12 @@ class FfnStep(Message, frozen=True):
     attention_ranks: bytes
 
 
+class Ping(Message, frozen=True):
+    """Answer with a Pong at once; ``sent_ns`` is the coordinator's clock."""
+
+    sent_ns: Count
+
+
 # ----------------------------------------------------------------- workers -> coordinator
 
 
@@ -156,42 +177,50 @@ class Hello(Message, frozen=True):
 
     version: int
     role: str
-    rank: int
-    pid: int
+    rank: Rank
+    pid: Count
 
 
 class Ready(Message, frozen=True):
     """The worker has loaded its weights. ``pages`` is its KV capacity (0 for FFN ranks)."""
 
-    rank: int
-    pages: int
+    rank: Rank
+    pages: Pages
 
 
 class StepResult(Message, frozen=True):
     """Sampled tokens of a step (int32, in row order, sampling rows only) and where time went."""
 
-    step: int
-    rank: int
+    step: Count
+    rank: Rank
     tokens: bytes
-    busy_us: int
-    wait_us: int
-    bytes_out: int
-    bytes_back: int
+    busy_us: Count
+    wait_us: Count
+    bytes_out: Count
+    bytes_back: Count
 
 
 class FfnResult(Message, frozen=True):
     """An FFN rank finished a step."""
 
-    step: int
-    rank: int
-    busy_us: int
-    wait_us: int
+    step: Count
+    rank: Rank
+    busy_us: Count
+    wait_us: Count
+
+
+class Pong(Message, frozen=True):
+    """The Ping's ``sent_ns`` and the worker's own clock (time.monotonic_ns)."""
+
+    rank: Rank
+    sent_ns: Count
+    clock_ns: Count
 
 
 class WorkerFailed(Message, frozen=True):
     """A worker cannot go on; it ends after this message."""
 
-    rank: int
+    rank: Rank
     reason: str
 
 
@@ -205,7 +234,8 @@ ToCoordinator = (
     | Ready
     | StepResult
     | FfnResult
+    | Pong
     | WorkerFailed
 )
 ToFrontend = Started | Tokens | Rejected | Failed | Stats
-ToWorker = StepPlan | FfnStep | Stop
+ToWorker = StepPlan | FfnStep | Ping | Stop

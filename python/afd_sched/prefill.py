@@ -3,66 +3,96 @@
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from operator import attrgetter
+
+from afd_sched.req import Req
 
 
-@dataclass(slots=True)
 class Chunks:
     """One rank's prompt tokens of one step: ``pairs`` slot, tokens, slot, tokens, … with the slots
-    numbered within the rank; ``done``: slots whose prompt ends in this step."""
+    numbered within the rank; ``rows`` tokens in all."""
 
-    tokens: int = 0
-    pairs: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
+    __slots__ = ("pairs", "rows")
+
+    def __init__(self) -> None:
+        self.pairs: list[int] = []
+        self.rows = 0
 
 
-@dataclass(slots=True, order=True)
 class _Prompt:
-    uid: int
-    slot: int
-    remaining: int
+    __slots__ = ("order", "remaining", "slot")
+
+    def __init__(self, req: Req, remaining: int) -> None:
+        self.order, self.slot, self.remaining = req.order, req.slot, remaining
+
+
+_ORDER = attrgetter("order")
+
+
+class Deal:
+    """One step's chunks by rank; ``slots`` and ``counts`` of them all, and of them ``done``: slots
+    whose prompt ends in this step. Slots are numbered through all ranks."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, Chunks] = {}
+        self.slots: list[int] = []
+        self.counts: list[int] = []
+        self.done: list[int] = []
 
 
 class PrefillManager:
-    """Prompts that have not run to their end, by rank; slots are numbered through all ranks."""
+    """Prompts that have not run to their end, by rank."""
 
     def __init__(self, budget_tokens: int, slots_per_rank: int) -> None:
         self._budget = budget_tokens
         self._slots = slots_per_rank
         self._prompts: dict[int, list[_Prompt]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._prompts)
+    def add(self, req: Req, remaining: int) -> None:
+        """A request has got a slot, and ``remaining`` tokens of its prompt to run."""
+        prompt = _Prompt(req, remaining)
+        prompts = self._prompts.setdefault(req.slot // self._slots, [])
+        if prompts and prompts[-1].order > req.order:
+            insort(prompts, prompt, key=_ORDER)
+        else:
+            prompts.append(prompt)
 
-    def add(self, slot: int, uid: int, remaining: int) -> None:
-        """A prompt with ``remaining`` tokens to run."""
-        insort(self._prompts.setdefault(slot // self._slots, []), _Prompt(uid, slot, remaining))
+    def discard(self, slots: list[int]) -> None:
+        """The slots run no more of their prompts, if they have any left."""
+        for slot in slots if self._prompts else ():
+            rank = slot // self._slots
+            if rank in self._prompts:
+                self._keep(rank, [p for p in self._prompts[rank] if p.slot != slot])
 
-    def discard(self, slot: int) -> None:
-        """The slot runs no more of its prompt, if it has one."""
-        rank = slot // self._slots
-        self._keep(rank, [p for p in self._prompts.get(rank, ()) if p.slot != slot])
+    def forget(self, rank: int) -> None:
+        """No prompt of a rank runs on."""
+        self._prompts.pop(rank, None)
 
     def _keep(self, rank: int, prompts: list[_Prompt]) -> None:
         if prompts:
             self._prompts[rank] = prompts
         else:
-            self._prompts.pop(rank, None)
+            del self._prompts[rank]
 
-    def deal(self, sitting_out: set[int]) -> dict[int, Chunks]:
-        """One step's chunks, earliest request first within each rank."""
-        dealt: dict[int, Chunks] = {}
+    def deal(self, sitting_out: set[int]) -> Deal:
+        """One step's chunks, first request first within each rank."""
+        deal = Deal()
         for rank in [r for r in self._prompts if r not in sitting_out]:
-            chunks = dealt[rank] = Chunks()
+            chunks = deal.chunks[rank] = Chunks()
+            first, left, done = rank * self._slots, self._budget, 0
             for prompt in self._prompts[rank]:
-                count = min(prompt.remaining, self._budget - chunks.tokens)
+                count = min(prompt.remaining, left)
                 if count == 0:
                     break
-                chunks.tokens += count
-                chunks.pairs += (prompt.slot - rank * self._slots, count)
+                left -= count
+                chunks.pairs += (prompt.slot - first, count)
+                deal.slots.append(prompt.slot)
+                deal.counts.append(count)
                 prompt.remaining -= count
                 if prompt.remaining == 0:
-                    chunks.done.append(prompt.slot)
-            if chunks.done:
-                self._keep(rank, self._prompts[rank][len(chunks.done) :])
-        return dealt
+                    deal.done.append(prompt.slot)
+                    done += 1
+            chunks.rows = self._budget - left
+            if done:
+                self._keep(rank, self._prompts[rank][done:])
+        return deal

@@ -92,10 +92,16 @@ class SlotTable:
                 f"step {step} admits request {admit.uid} to slot {slot}, which is taken"
             )
         prompt = unpack_int32(admit.tokens)
+        if not 0 <= admit.cached_tokens < len(prompt):
+            raise PlanError(
+                f"step {step} admits request {admit.uid} with {admit.cached_tokens} of "
+                f"{len(prompt)} tokens cached; one at least must run"
+            )
         self._uid[slot] = admit.uid
         self._prompts[slot] = prompt
         self._prompt_tokens[slot] = len(prompt)
-        self._fed[slot] = self._page_count[slot] = 0
+        self._fed[slot] = admit.cached_tokens
+        self._page_count[slot] = 0
         self._temperature[slot] = admit.temperature
         self._top_k[slot] = admit.top_k
         self._top_p[slot] = admit.top_p

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
-from numpy.typing import NDArray
-
 from afd_sched.messages import SamplingParams
+
+TOKEN_BYTES = 4
 
 
 class FinishReason(IntEnum):
@@ -21,19 +20,27 @@ class FinishReason(IntEnum):
 
 
 class RequestRefused(Exception):
-    """The request can never run; the message is a sentence for the user."""
+    """The request can never run, or not now; the message is a sentence for the user."""
 
 
 @dataclass(slots=True)
 class Req:
-    """``tokens``: the prompt and what was generated before the last admission (int32).
+    """``tokens``: the prompt and what was generated before the last admission (int32 bytes).
 
-    ``limit``: total tokens, prompt included, at which it ends. ``slot``, numbered through all
+    ``limit``: total tokens, prompt included, at which it ends. ``order``: requests with a smaller
+    one go first; unique. ``arrival``: the step in which it came. ``slot``, numbered through all
     ranks, is -1 while it waits.
     """
 
     uid: int
-    tokens: NDArray[np.int32]
+    tokens: bytes
     sampling: SamplingParams
     limit: int
+    order: tuple[int, int]
+    arrival: int
     slot: int = -1
+
+    @property
+    def count(self) -> int:
+        """Number of ``tokens``."""
+        return len(self.tokens) // TOKEN_BYTES

@@ -21,7 +21,8 @@ class StopTokens:
         self._watching: set[int] = set()
 
     def watch(self, slot: int, ids: Sequence[int]) -> None:
-        """The slot's request ends at any of ``ids``."""
+        """The slot's request ends at any of ``ids``; what no token can be is left out."""
+        ids = [token for token in ids if 0 <= token < 2**31]
         if not ids:
             return
         self._watching.add(slot)
@@ -30,9 +31,9 @@ class StopTokens:
         else:
             self._few[slot, : len(ids)] = ids
 
-    def forget(self, slot: int) -> None:
-        """The slot's request is over."""
-        if slot in self._watching:
+    def forget(self, slots: Sequence[int]) -> None:
+        """The slots' requests are over."""
+        for slot in self._watching.intersection(slots) if self._watching else ():
             self._watching.remove(slot)
             self._many.pop(slot, None)
             self._few[slot] = _NONE

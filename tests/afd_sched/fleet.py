@@ -47,12 +47,14 @@ class FakeRank:
         self._page_size = page_size
         self._kv = np.full((pages, page_size, 2), -1, np.int64)
         self._queue: deque[StepPlan] = deque()
-        self._owner: dict[int, int] = {}
+        # page -> slots that hold it; only cached prefixes are held by several.
+        self._holders: dict[int, set[int]] = {}
         self._uid: dict[int, int] = {}
         # step -> pages of the slots that ran in it, kept until the step is committed.
         self._named: dict[int, set[int]] = {}
         self._named_slots: dict[int, set[int]] = {}
         self.max_rows = 0
+        self.ran: tuple[RankBatch, NDArray[np.int32]] | None = None
 
     @property
     def pending(self) -> int:
@@ -62,21 +64,28 @@ class FakeRank:
     def receive(self, plan: StepPlan) -> None:
         """Checks that the plan reuses nothing that a step in flight names, and queues it."""
         for slot in unpack_int32(plan.retired).tolist():
-            self._owner = {page: s for page, s in self._owner.items() if s != slot}
+            for holders in self._holders.values():
+                holders.discard(slot)
             del self._uid[slot]
+        cached: dict[int, int] = {}
         for admit in plan.admitted:
             assert admit.slot not in self._uid, "a slot was given away twice"
             for step, slots in self._named_slots.items():
                 assert admit.slot not in slots, f"slot {admit.slot} reused before commit of {step}"
             self._uid[admit.slot] = admit.uid
+            assert admit.cached_tokens % self._page_size == 0
+            cached[admit.slot] = admit.cached_tokens // self._page_size
         for slot, page in unpack_pairs(plan.pages).tolist():
             assert slot in self._uid, "pages for an empty slot"
-            assert page not in self._owner, "a page has two owners"
             assert 0 <= page < len(self._kv)
-            for step, pages in self._named.items():
-                assert page not in pages, f"page {page} reused before commit of {step}"
-            self._owner[page] = slot
-        self._named[plan.step] = set(self._owner)
+            shared = cached.get(slot, 0) > 0
+            cached[slot] = cached.get(slot, 0) - 1
+            if not shared:
+                assert not self._holders.get(page), "a page that is to be written has an owner"
+                for step, pages in self._named.items():
+                    assert page not in pages, f"page {page} reused before commit of {step}"
+            self._holders.setdefault(page, set()).add(slot)
+        self._named[plan.step] = {page for page, slots in self._holders.items() if slots}
         self._named_slots[plan.step] = set(self._uid)
         self._queue.append(plan)
 
@@ -93,7 +102,13 @@ class FakeRank:
         assert plan.lanes >= 1
         tokens = self._forward(batch)
         self._table.record(tokens)
+        self.ran = batch, tokens
         return plan.step, tokens
+
+    def replay(self) -> NDArray[np.int32]:
+        """Runs the latest step's rows once more: the same rows, into the same places."""
+        assert self.ran is not None
+        return self._forward(self.ran[0])
 
     def _forward(self, batch: RankBatch) -> NDArray[np.int32]:
         page, offset = np.divmod(batch.row_position, self._page_size)

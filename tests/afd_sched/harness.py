@@ -10,18 +10,20 @@ from afd_sched.messages import SamplingParams
 from afd_sched.req import FinishReason
 from afd_sched.scheduler import Scheduler, SchedulerConfig, StepBundle, TokenBatch
 from tests.afd_sched.fleet import EOS, FakeRank, sequential
+from tests.afd_sched.trees import check_tree
 
 
 class Harness:
     """Moves: ``add``, ``abort``, ``plan``, ``run_rank``, ``commit``; ``drain`` runs to the end."""
 
-    def __init__(self, config: SchedulerConfig, pages_per_rank: list[int]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pages_per_rank: list[int], first_uid: int = 0
+    ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, pages_per_rank)
-        self.ranks = [
-            FakeRank(config.max_running_requests, pages, config.page_size, config.context_length)
-            for pages in pages_per_rank
-        ]
+        self._pages_per_rank = pages_per_rank
+        self.ranks = [self._worker(rank) for rank in range(len(pages_per_rank))]
+        self.lost: set[int] = set()
         self.bundles: list[StepBundle] = []
         self.results: dict[int, dict[int, NDArray[np.int32]]] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -29,12 +31,17 @@ class Harness:
         self.delivered: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.aborted: set[int] = set()
-        self._last_step = -1
+        self._first_uid = first_uid
+        self._last_step = config.first_step - 1
 
-    def add(self, prompt: list[int], sampling: SamplingParams) -> int:
+    def _worker(self, rank: int) -> FakeRank:
+        config, pages = self.config, self._pages_per_rank[rank]
+        return FakeRank(config.max_running_requests, pages, config.page_size, config.context_length)
+
+    def add(self, prompt: list[int], sampling: SamplingParams, priority: int = 0) -> int:
         """A request with the next uid."""
-        uid = len(self.prompts)
-        self.scheduler.add(uid, np.array(prompt, np.int32), sampling)
+        uid = self._first_uid + len(self.prompts)
+        self.scheduler.add(uid, np.array(prompt, np.int32), sampling, priority)
         self.prompts[uid], self.samplings[uid], self.delivered[uid] = prompt, sampling, []
         return uid
 
@@ -77,6 +84,27 @@ class Harness:
                 self.config.max_running_requests + self.config.chunked_prefill_size
             )
 
+    def replay_rank(self, rank: int) -> None:
+        """The rank runs its latest step once more, as it does when an FFN rank was lost in it."""
+        worker = self.ranks[rank]
+        if worker.ran is not None:
+            assert worker.replay().tolist() == worker.ran[1].tolist()
+
+    def lose_rank(self, rank: int) -> None:
+        """The rank's worker dies with all it knows; the steps in flight go on without it."""
+        self.scheduler.lose(rank)
+        self.lost.add(rank)
+        self.ranks[rank] = self._worker(rank)
+        for bundle in self.bundles:
+            bundle.plans.pop(rank, None)
+            self.results[bundle.step].pop(rank, None)
+
+    def restore_rank(self, rank: int) -> None:
+        """A new worker takes a lost rank's place."""
+        if rank in self.lost:
+            self.lost.remove(rank)
+            self.scheduler.restore(rank)
+
     def commit(self) -> TokenBatch | None:
         """Commits the oldest step if all its ranks have run."""
         if not self.bundles or self.results[self.bundles[0].step].keys() != (
@@ -111,7 +139,9 @@ class Harness:
             planned = True
         for rank in range(len(self.ranks)):
             self.run_rank(rank)
-        return self.commit() is not None or planned
+        committed = self.commit() is not None
+        self.scheduler.tidy()
+        return committed or planned
 
     def drain(self, most_steps: int = 20_000) -> None:
         """Runs until no request is open; more than ``most_steps`` moves is starvation."""
@@ -127,32 +157,44 @@ class Harness:
         self.check_conservation()
 
     def check_conservation(self) -> None:
-        """Every slot and page of every rank is in exactly one place."""
+        """Every slot and page of every rank is in exactly one place; only cached pages are shared,
+        and the prefix cache's counts are what its tree and its users say."""
         scheduler, slots = self.scheduler, self.config.max_running_requests
-        cache = scheduler._cache
-        freeing = [slot for _, several in scheduler._freeing for slot in several.tolist()]
+        residents = scheduler._residents
+        cache, tree = residents.cache, residents.tree
+        freeing = [slot for _, several in residents._freeing for slot in several.tolist()]
         assert len(set(freeing)) == len(freeing)
+        cached = check_tree(tree, residents, self.config.page_size)
         for rank in range(len(self.ranks)):
             mine = range(rank * slots, (rank + 1) * slots)
-            resident = set(scheduler._running.slots_of(rank).tolist())
+            resident = set(residents.running.slots_of(rank).tolist())
             leaving = {slot for slot in freeing if slot in mine}
-            free = scheduler._table._free[rank]
+            free = residents.table._free[rank]
             assert len(set(free)) == len(free)
-            assert sorted([*resident, *leaving, *free]) == list(mine)
-            held = [page for slot in mine for page in cache.pages_of(slot).tolist()]
-            everywhere = held + cache._stack[rank, : cache.free[rank]].tolist()
+            in_use = sorted([*resident, *leaving, *free])
+            assert in_use == ([] if rank in self.lost else list(mine))
+            held = [
+                page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
+            ]
+            for left in residents._left:
+                owners = np.repeat(left.slots // slots, left.counts)
+                held += left.pages[owners == rank].tolist()
+            own = [page for page in held if page not in cached[rank]]
+            everywhere = own + list(cached[rank]) + cache._stack[rank, : cache.free[rank]].tolist()
             assert sorted(everywhere) == list(range(cache.pages[rank]))
             assert not any(cache.held[slot] for slot in free)
-            assert all(scheduler._by_slot[slot].slot == slot for slot in resident)
-        assert len(scheduler._by_slot) == len(freeing) + int(scheduler._running.count.sum())
+            assert all(residents.by_slot[slot].req.slot == slot for slot in resident)
+        assert len(residents.by_slot) == len(freeing) + int(residents.running.count.sum())
 
     def check_pools_are_full(self) -> None:
-        """Nothing is left behind once all is done."""
-        scheduler = self.scheduler
-        assert scheduler._cache.free.tolist() == scheduler._cache.pages.tolist()
+        """Nothing is left behind once all is done, but what the prefix cache may give up."""
+        residents = self.scheduler._residents
         for rank in range(len(self.ranks)):
-            assert scheduler._table.free(rank) == self.config.max_running_requests
-        assert not (scheduler._by_slot or scheduler._freeing or scheduler._stops._watching)
+            residents.evict(rank, 10**6, 0)
+            assert residents.table.free(rank) == self.config.max_running_requests
+        assert residents.cache.free.tolist() == residents.cache.pages.tolist()
+        assert residents.tree.nodes == 0 and not residents.tree.root.children
+        assert not (residents.by_slot or residents._freeing or self.scheduler._stops._watching)
 
     def check_outputs(self) -> None:
         """What was delivered is what each request generates alone (a prefix, if it was aborted)."""

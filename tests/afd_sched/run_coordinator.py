@@ -14,22 +14,26 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from afd.launch.listen import Listener
 from afd_sched.coordinator import CoordinatorConfig
-from afd_sched.links import FrontendLink, WorkerLink
+from afd_sched.links import FRONTEND, FrontendLink, WorkerLink, worker_identity
 from afd_sched.messages import (
     PROTOCOL_VERSION,
     FfnResult,
     FfnStep,
     Generate,
+    GetStats,
     Hello,
     Message,
     Ready,
     SamplingParams,
+    Stats,
     StepPlan,
     StepResult,
     Stop,
     Tokens,
 )
+from afd_sched.security import PeerKeys, launch_keys
 from tests.afd_sched.fleet import EOS, FakeRank
 
 PAGES, PAGE_TOKENS, CONTEXT_TOKENS, REQUESTS = 40, 4, 64, 8
@@ -45,9 +49,14 @@ class Fleet:
     """
 
     def __init__(
-        self, folder: Path, attention_ranks: int = 2, ffn_ranks: int = 1, **config: Any
+        self,
+        folder: Path,
+        attention_ranks: int = 2,
+        ffn_ranks: int = 1,
+        listener: Listener | None = None,
+        **config: Any,
     ) -> None:
-        self.endpoint = f"ipc://{folder}/c"
+        self.endpoint = f"ipc://{folder}/c" if listener is None else listener.endpoint
         self.attention_ranks, self.ffn_ranks = attention_ranks, ffn_ranks
         lifeline, self.launcher_end = os.pipe()
         values: dict[str, Any] = {
@@ -65,15 +74,24 @@ class Fleet:
             "log_level": "error",
             "lifeline_fd": lifeline,
         }
+        self.keys: dict[bytes, PeerKeys] = {}
+        fds = [lifeline]
+        if listener is not None:
+            names = [FRONTEND, *map(worker_identity, range(attention_ranks + ffn_ranks))]
+            values["keys"], self.keys = launch_keys(names)
+            values["listening_fd"] = listener.fd
+            fds.append(listener.fd)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "afd_sched"], stdin=subprocess.PIPE, pass_fds=[lifeline]
+            [sys.executable, "-m", "afd_sched"], stdin=subprocess.PIPE, pass_fds=fds
         )
         os.close(lifeline)
+        if listener is not None:
+            listener.close()
         assert self.process.stdin is not None
         config_json = msgspec.json.encode(CoordinatorConfig(**(values | config)))
         self.process.stdin.write(config_json)
         self.process.stdin.close()
-        self.frontend = FrontendLink(self.endpoint)
+        self.frontend = FrontendLink(self.endpoint, self.keys.get(FRONTEND))
         self.threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
         self.stopped: set[int] = set()
@@ -137,6 +155,13 @@ class Fleet:
         self.frontend.send(Generate(uid, np.array(prompt, "<i4").tobytes(), params))
         return params
 
+    def stats(self) -> dict[str, float]:
+        """The coordinator's counters; to be asked for when no request is open."""
+        self.frontend.send(GetStats())
+        message = self.receive()
+        assert isinstance(message, Stats), message
+        return message.values
+
     def collect(self, uids: set[int]) -> dict[int, list[int]]:
         """The tokens of ``uids`` until each has finished."""
         tokens: dict[int, list[int]] = {uid: [] for uid in uids}
@@ -161,7 +186,7 @@ class Fleet:
         rank: int,
         reply: Callable[[int, Message], Message] | None,
     ) -> None:
-        link = WorkerLink(self.endpoint, rank)
+        link = WorkerLink(self.endpoint, rank, self.keys.get(worker_identity(rank)))
         try:
             body(rank, link, reply)
         except AssertionError as error:

@@ -1,46 +1,14 @@
-"""The protocol's C++ stress program under the sanitizers."""
+"""The C++ programs whose ranks are threads, under the sanitizers."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def _tool(name: str) -> str | None:
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name)
-
-
-def _built(sanitizer: str, tmp_path: Path) -> Path:
-    """The program, instrumented; its folder is kept, so that only changes are compiled again."""
-    cmake, compiler = _tool("cmake"), shutil.which(os.environ.get("CXX", "c++"))
-    if cmake is None or compiler is None:
-        pytest.skip("no CMake or no C++ compiler to build the stress program with")
-    probe = tmp_path / "probe.cpp"
-    probe.write_text("int main() { return 0; }")
-    link = [compiler, f"-fsanitize={sanitizer}", str(probe), "-o", str(tmp_path / "probe")]
-    if subprocess.run(link, capture_output=True).returncode != 0:
-        pytest.skip(f"this compiler cannot link -fsanitize={sanitizer}")
-    if subprocess.run([tmp_path / "probe"], capture_output=True).returncode != 0:
-        pytest.skip(f"a program built with -fsanitize={sanitizer} does not run on this machine")
-    folder = ROOT / "build" / f"stress-{sanitizer.replace(',', '-')}"
-    configure = [
-        cmake, "-S", str(ROOT), "-B", str(folder), "-DAFD_PYTHON=OFF", "-DAFD_TESTS=ON",
-        f"-DAFD_SANITIZE={sanitizer}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
-    ]  # fmt: skip
-    if not folder.exists() and (ninja := _tool("ninja")):
-        configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    subprocess.run(configure, check=True, capture_output=True)
-    build = [cmake, "--build", str(folder), "--target", "megamoe-stress", "--parallel", "2"]
-    subprocess.run(build, check=True, capture_output=True)
-    return folder / "megamoe-stress"
+from tests.megamoe.native import built
 
 
 def _run(program: Path, seed: int, rounds: int) -> None:
@@ -49,15 +17,56 @@ def _run(program: Path, seed: int, rounds: int) -> None:
     assert f"{rounds} rounds agree" in done.stdout
 
 
-def test_no_data_race_in_the_protocol(tmp_path: Path) -> None:
-    _run(_built("thread", tmp_path), seed=1, rounds=20)
+def _program(name: str, sanitizer: str) -> Path:
+    return built(name, sanitizer) / name
+
+
+def _races(program: Path, *arguments: str) -> str:
+    """The thread sanitizer's first report; the run must end by it."""
+    options = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"}
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, env=options, timeout=120
+    )
+    assert done.returncode == 66, done.stdout + done.stderr[-8000:]
+    assert "WARNING: ThreadSanitizer: data race" in done.stderr
+    return done.stderr
+
+
+def test_no_data_race_in_the_protocol() -> None:
+    _run(_program("megamoe-stress", "thread"), seed=1, rounds=20)
+
+
+def test_a_missing_release_is_caught() -> None:
+    """The word is stored relaxed: an FFN rank reads IN unordered with the rank that wrote it."""
+    report = _races(_program("megamoe-stress-MISSING_RELEASE", "thread"), "1", "20")
+    assert "AttentionSide" in report and "::dispatch(" in report
+    assert "FfnSide" in report
+
+
+def test_an_early_buffer_reuse_is_caught() -> None:
+    """IN or OUT is used again one number early, while the other side is at it."""
+    report = _races(_program("megamoe-stress-EARLY_REUSE", "thread"), "1", "20")
+    assert "AttentionSide" in report and "FfnSide" in report
+
+
+def test_no_data_race_in_the_simt_kernels() -> None:
+    """Between CUDA threads of a block, or between ranks."""
+    _run(_program("megamoe-simt-stress", "thread"), seed=1, rounds=10)
+
+
+def test_a_missing_barrier_is_caught() -> None:
+    """The runner orders CUDA threads by their barriers alone."""
+    report = _races(_program("megamoe-simt-stress", "thread"), "missing-barrier")
+    assert "missing_barrier" in report
 
 
 @pytest.mark.slow
-def test_no_data_race_in_a_long_run(tmp_path: Path) -> None:
-    _run(_built("thread", tmp_path), seed=10_000, rounds=1000)
+def test_no_data_race_in_a_long_run() -> None:
+    _run(_program("megamoe-stress", "thread"), seed=10_000, rounds=1000)
+    _run(_program("megamoe-simt-stress", "thread"), seed=10_000, rounds=200)
 
 
 @pytest.mark.slow
-def test_no_bad_access_or_undefined_behaviour(tmp_path: Path) -> None:
-    _run(_built("address,undefined", tmp_path), seed=1, rounds=200)
+def test_no_bad_access_or_undefined_behaviour() -> None:
+    _run(_program("megamoe-stress", "address,undefined"), seed=1, rounds=200)
+    _run(_program("megamoe-simt-stress", "address,undefined"), seed=1, rounds=100)

@@ -9,8 +9,9 @@ from afd.qfirst.block import Decoder
 from afd.qfirst.config import DecoderConfig
 
 GROUPED = DecoderConfig(
-    vocab=97, hidden=48, layers=4, heads=6, kv_heads=2, head_dim=16, ffn=80, norm_eps=1e-5
-)
+    vocab=97, hidden=48, layers=4, heads=6, kv_heads=2, head_dim=16, ffn=80, norm_eps=1e-5,
+    tied=False,
+)  # fmt: skip
 NORMED = DecoderConfig(
     vocab=97, hidden=48, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=80, qk_norm=True,
     tied=False,

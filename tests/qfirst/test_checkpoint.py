@@ -73,7 +73,7 @@ def test_an_unmoved_decoder_is_saved_as_what_transformers_reads(
     ("change", "words"),
     [
         ({"model_type": "gpt2"}, "separate query, key and value"),
-        ({"model_type": "qwen3_moe"}, "supported are llama, mistral, qwen3"),
+        ({"model_type": "qwen3_moe"}, "llama, mistral, qwen3"),
         ({"model_type": "afd_qfirst"}, "must say its wiring"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
     ],

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from afd.qfirst.block import greedy
 from afd.qfirst.checkpoint import LoadedModel, load
+from afd.qfirst.protocol import CacheSide, DirectLink, Pool, Request, generate
 from afd.qfirst.verify import check_steps
 from afd.qfirst.wiring import Wiring, wiring
 
@@ -44,3 +46,14 @@ def test_the_current_score_exceeds_the_caches_in_part_of_the_heads(model: Loaded
     assert 0.02 < share[1] < 0.5
     assert share[1023] < share[1]
     assert max(c.most_nats for c in at[1]) > 2
+
+
+@pytest.mark.parametrize("arm", ["standard", "shifted"])
+def test_sixty_tokens_through_the_protocol_are_those_of_a_plain_run(arm: str) -> None:
+    loaded = load("smollm2")
+    decoder = loaded.decoder.rewired(wiring(arm))
+    prompt = loaded.encode("The capital of France is").tolist()
+    side = CacheSide(decoder, DirectLink(Pool(decoder)))
+    made = generate(side, Request(decoder.config.layers, shards=4), prompt, 60)
+    assert made == greedy(decoder, prompt, 60)
+    assert len(set(made)) > 5

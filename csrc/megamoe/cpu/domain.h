@@ -45,16 +45,12 @@ class Domain {
   // Enters this side's ownership table [attention_ranks][experts], or compares it with the one
   // already there; throws HandshakeError naming the expert and both ranks.
   void agree_on_owners(const std::vector<int32_t>& owners) {
-    const auto experts = static_cast<size_t>(memory_.layout.shape.experts);
     int32_t* table = memory_.owner(0);
     for (size_t i = 0; i < owners.size(); ++i) {
       int32_t seen = 0;
       std::atomic_ref word(table[i]);
       if (word.compare_exchange_strong(seen, owners[i] + 1) || seen == owners[i] + 1) continue;
-      throw HandshakeError("handshake: field owner of expert " + std::to_string(i % experts) +
-                           " for attention rank " + std::to_string(i / experts) +
-                           " differs: this side has FFN rank " + std::to_string(owners[i]) +
-                           ", another has " + std::to_string(seen - 1));
+      throw_owner_differs(i, memory_.layout.shape.experts, owners[i], seen - 1);
     }
   }
 

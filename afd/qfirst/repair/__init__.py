@@ -1,0 +1,1 @@
+"""Repairing a rewired checkpoint, and training small decoders from scratch."""

@@ -1,0 +1,64 @@
+"""Builds what the C++ tests run, in folders that are kept: only changes are compiled again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tool(name: str) -> str | None:
+    """A program beside this Python, or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def _require_sanitizer(compiler: str, sanitizer: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.cpp"
+        probe.write_text("int main() { return 0; }")
+        link = [compiler, f"-fsanitize={sanitizer}", str(probe), "-o", str(probe.with_suffix(""))]
+        if subprocess.run(link, capture_output=True).returncode != 0:
+            pytest.skip(f"this compiler cannot link -fsanitize={sanitizer}")
+        if subprocess.run([probe.with_suffix("")], capture_output=True).returncode != 0:
+            pytest.skip(f"a program built with -fsanitize={sanitizer} does not run on this machine")
+
+
+def built(target: str, sanitizer: str = "", **options: str) -> Path:
+    """The build folder in which CMake's ``target`` is up to date; skips without a compiler.
+
+    ``options`` are CMake cache entries. With ``sanitizer`` everything is instrumented.
+    """
+    cmake, compiler = tool("cmake"), shutil.which(os.environ.get("CXX", "c++"))
+    if cmake is None or compiler is None:
+        pytest.skip(f"no CMake or no C++ compiler to build {target} with")
+    if sanitizer:
+        _require_sanitizer(compiler, sanitizer)
+    parts = ["native", *sanitizer.split(","), *(f"{k}-{v}" for k, v in sorted(options.items()))]
+    folder = ROOT / "build" / "-".join(part for part in parts if part).replace("/", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    configure = [
+        cmake, "-S", str(ROOT), "-B", str(folder), "-DAFD_PYTHON=OFF", "-DAFD_TESTS=ON",
+        f"-DAFD_SANITIZE={sanitizer}",
+        *(f"-D{key}={value}" for key, value in options.items()),
+    ]  # fmt: skip
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "CMakeCache.txt").exists() and (ninja := tool("ninja")):
+            configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        _checked(configure)
+        _checked([cmake, "--build", str(folder), "--target", target, "--parallel", "2"])
+    return folder
+
+
+def _checked(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]

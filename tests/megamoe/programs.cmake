@@ -1,0 +1,34 @@
+# Programs that tests run, often instrumented by a sanitizer: each compiles only what it needs.
+set(AFD_STRESS_SOURCES ${AFD_CORE_SOURCES})
+list(FILTER AFD_STRESS_SOURCES INCLUDE REGEX "^csrc/megamoe/")
+function(afd_test_program name)
+  add_executable(${name} ${ARGN})
+  target_include_directories(${name} PRIVATE csrc ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE Threads::Threads)
+endfunction()
+
+add_library(afd_stress_core OBJECT ${AFD_STRESS_SOURCES})
+target_include_directories(afd_stress_core PRIVATE csrc)
+
+afd_test_program(megamoe-stress tests/megamoe/stress.cpp $<TARGET_OBJECTS:afd_stress_core>)
+# The same with a bug that the thread sanitizer must report; see planted.h.
+foreach(bug MISSING_RELEASE EARLY_REUSE)
+  afd_test_program(megamoe-stress-${bug} tests/megamoe/stress.cpp
+    $<TARGET_OBJECTS:afd_stress_core>)
+  target_compile_definitions(megamoe-stress-${bug} PRIVATE AFD_PLANT_${bug})
+endforeach()
+
+set_source_files_properties(csrc/megamoe/simt/entry.cu PROPERTIES LANGUAGE CXX)
+set(AFD_SIMT_SOURCES
+  csrc/megamoe/simt/entry.cu
+  csrc/megamoe/simt/runner/block.cpp
+  csrc/megamoe/simt/runner/fiber.cpp)
+# Loaded by Python tests: the SIMT target over the CPU runner.
+add_library(megamoe-simt SHARED ${AFD_SIMT_SOURCES} csrc/megamoe/layout.cpp)
+target_include_directories(megamoe-simt PRIVATE csrc)
+target_link_libraries(megamoe-simt PRIVATE Threads::Threads)
+afd_test_program(megamoe-simt-stress tests/megamoe/simt_stress.cpp ${AFD_SIMT_SOURCES}
+  $<TARGET_OBJECTS:afd_stress_core>)
+
+afd_test_program(megamoe-model tests/megamoe/model.cpp csrc/megamoe/layout.cpp
+  csrc/megamoe/simt/runner/fiber.cpp)
