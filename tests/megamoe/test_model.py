@@ -1,13 +1,8 @@
 """A model check of the word protocol: the roles' and the waits' own code, every interleaving.
 
 Two parts make one proof. A wait under the least helpful company is as good as a step that becomes
-<<<<<<< HEAD
-possible when its word is reached (``word``); with waits as such steps, the roles keep their
-promises for every size below. Small sizes are also searched as a whole.
-=======
 possible when its word is reached (``word``); with waits as such steps the roles keep their word
 for every size below. Small sizes are also searched as a whole.
->>>>>>> h-simt
 """
 
 from __future__ import annotations
