@@ -373,6 +373,11 @@ class FfnSide:
     def serve(self, step: int, lanes: int, attention_ranks: NDArray[np.int32]) -> None:
         """``attention_ranks`` take part in the step. Raises Aborted, Deadline, BadExpertId;
         ValueError for a step not later than the last one served for one of them."""
+    def serve_watched(
+        self, step: int, lanes: int, attention_ranks: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        """``serve``, and a row for each lane of each layer: layer, lane, when it was waited for,
+        computed and published (time.monotonic_ns), tokens of all ranks, tiles."""
     @property
     def wait_ns(self) -> int: ...
     @property

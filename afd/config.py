@@ -10,6 +10,7 @@ from enum import Enum
 import msgspec
 
 from afd.models.config import ModelConfig
+from afd_sched.policy import SchedulePolicy
 from afd_sched.security import PeerKeys
 
 
@@ -114,6 +115,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     lifeline_fd: int
     log_level: str
     keys: PeerKeys | None = None
+    timeline_fd: int = -1
 
     @property
     def role(self) -> Role:
@@ -127,7 +129,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``max_running_requests`` and ``chunked_prefill_size`` (tokens) are per attention rank and step.
     ``kv_tokens`` per attention rank; None takes what ``mem_fraction_static`` of the free memory
     holds. ``threads`` per worker; None shares the cores out. ``host``: where the control plane
-    listens, None for a private folder. Time-outs are in seconds.
+    listens, None for a private folder. ``max_queued_requests``: how many may wait for a slot,
+    None for any number. ``timeline``, ``measurements``: files to write at the end, see
+    launch/timeline.py. Time-outs are in seconds.
     """
 
     model: str = "smollm2-moe"
@@ -147,7 +151,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     context_length: int | None = None
     mem_fraction_static: float = 0.8
     overlap: bool = True
+    disable_radix_cache: bool = False
+    schedule_policy: SchedulePolicy = SchedulePolicy.FCFS
+    max_queued_requests: int | None = None
+    enable_priority_scheduling: bool = False
     host: str | None = None
+    timeline: str | None = None
+    measurements: str | None = None
     threads: int | None = None
     download_dir: str | None = None
     start_timeout_s: float = 120.0

@@ -113,14 +113,16 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Finished outputs in the order of ``prompts`` (texts or lists of token ids).
 
-        One SamplingParams for all, or one each. Raises RequestError before anything runs if a
-        prompt cannot be served, EngineDeadError if a worker is lost.
+        One SamplingParams for all, or one each; likewise the priority, of which the higher goes
+        first (enable_priority_scheduling). Raises RequestError before anything runs if a prompt
+        cannot be served, EngineDeadError if a worker is lost.
         """
         last: dict[int, RequestOutput] = {}
-        for output in self.stream(prompts, sampling_params):
+        for output in self.stream(prompts, sampling_params, priority):
             last[output.index] = output
         return [last[i] for i in sorted(last)]
 
@@ -134,6 +136,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> Iterator[RequestOutput]:
         """Outputs as they grow, one per new token; the last of each has a finish_reason.
 
@@ -142,13 +145,18 @@ class LLM:
         batch = _batch(prompts)
         encoded = [self._encode(prompt) for prompt in batch]
         chosen = _one_each(sampling_params, len(encoded))
+        priorities = [priority] * len(encoded) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(encoded):
+            raise RequestError(
+                f"{len(encoded)} prompts were given with {len(priorities)} priorities"
+            )
         if any(params.stop for params in chosen):
             _ = self.tokenizer
         open_requests: dict[int, _Open] = {}
         try:
             for index, (ids, params) in enumerate(zip(encoded, chosen, strict=True)):
                 text = TextStream(self._tokenizer, params.stop) if self._tokenizer else None
-                uid = self._engine.submit(ids, _wire_params(params))
+                uid = self._engine.submit(ids, _wire_params(params), priorities[index])
                 open_requests[uid] = _Open(index, len(ids), text)
             while open_requests:
                 yield from self._advance(open_requests)

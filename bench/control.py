@@ -41,23 +41,27 @@ def percentiles(us: list[float]) -> dict[str, float]:
 
 
 def measure(ranks: int, batch: int, steps: int, warm_up: int) -> dict[str, Measured]:
-    """A steady phase, then one with churn, on the same scheduler."""
+    """A run without arrivals and ends, and one with."""
+    return {
+        name: _phase(ranks, batch, churn, steps, warm_up)
+        for name, churn in (("steady", False), ("churn", True))
+    }
+
+
+def _phase(ranks: int, batch: int, churn: bool, steps: int, warm_up: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{folder}/control"
         command = [sys.executable, str(Path(__file__).parent / "control_peers.py")]
         sizes = [str(n) for n in (ranks, FFN_RANKS, batch)]
         with subprocess.Popen([*command, endpoint, *sizes]) as peers:
-            run = Run(endpoint, ranks, FFN_RANKS, batch)
+            run = Run(endpoint, ranks, FFN_RANKS, batch, churn)
             try:
                 run.fill()
                 run.steps(warm_up)
-                steady = run.steps(steps)
-                run.start_churn(warm_up)
-                churn = run.steps(steps)
+                return run.steps(steps)
             finally:
                 run.stop()
                 peers.wait()
-    return {"steady": steady, "churn": churn}
 
 
 def scaling(steps: int) -> list[dict[str, Any]]:
@@ -136,7 +140,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=68, help="attention ranks")
     parser.add_argument("--batch", type=int, default=96, help="running requests of each")
     parser.add_argument("--steps", type=int, default=600, help="measured steps of each phase")
-    parser.add_argument("--scaling-steps", type=int, default=60, help="of each size in the table")
+    parser.add_argument("--scaling-steps", type=int, default=50, help="of each size in the table")
     parser.add_argument("--no-scaling", action="store_true", help="without the table of sizes")
     args = parser.parse_args()
     start = time.monotonic()

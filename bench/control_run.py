@@ -91,7 +91,7 @@ class Measured:
 class Run:
     """A coordinator's loop without its start-up and failures, which are not what is measured."""
 
-    def __init__(self, endpoint: str, ranks: int, ffn_ranks: int, batch: int) -> None:
+    def __init__(self, endpoint: str, ranks: int, ffn_ranks: int, batch: int, churn: bool) -> None:
         self._ranks, self._all, self._batch = ranks, ranks + ffn_ranks, batch
         # As the coordinator's process does.
         gc.disable()
@@ -114,7 +114,7 @@ class Run:
         self._random = np.random.default_rng(1)
         self._uid = 0
         self._plan_bytes = 0
-        self._churn = False
+        self._churn = churn
 
     def fill(self) -> None:
         """Waits for the workers, then starts every request at once."""
@@ -125,34 +125,34 @@ class Run:
                 ready += isinstance(arrived[1], Ready)
                 if not isinstance(arrived[1], Ready | Hello):
                     sys.exit(f"unexpected {arrived[1]}")
-        self._arrive(self._ranks * self._batch)
+        self._arrive(self._ranks * self._batch, first=True)
         self._advance()
-        while self._scheduler.committed_tokens < self._ranks * self._batch:
+        while not self._churn and self._scheduler.committed_tokens < self._ranks * self._batch:
             self._receive()
             self._advance()
 
-    def start_churn(self, warm_up: int) -> None:
-        """Ends the long requests a hundredth at a time, and replaces whatever ends."""
-        self._churn = True
-        uids = self._random.permutation(self._uid)
-        for some in np.array_split(uids, round(1 / _CHURN)):
-            for uid in some.tolist():
-                self._scheduler.abort(uid)
-            self._arrive(len(some))
-            self.steps(1)
-        self.steps(warm_up)
-
-    def _arrive(self, count: int) -> None:
+    def _arrive(self, count: int, first: bool = False) -> None:
         for _ in range(count):
             tokens = int(self._random.integers(_PROMPT_TOKENS, _PROMPT_TOKENS + PAGE_SIZE))
             ids = pack_int32(self._random.integers(2, 150_000, tokens, np.int32))
-    XX
-            new = int(self._random.integers(2, round(2 / _CHURN))) if self._churn else 10**6
-            message = Generate(self._uid, ids, SamplingParams(max_new_tokens=new))
+            sampling = SamplingParams(max_new_tokens=self._new_tokens(first))
+            rejected = self._clock.timed(
+                "arrive", list, self._loop.generate(Generate(self._uid, ids, sampling))
+            )
             self._uid += 1
-            rejected = self._clock.timed("arrive", list, self._loop.generate(message))
             if rejected:
                 sys.exit(f"rejected: {rejected}")
+
+    def _new_tokens(self, first: bool) -> int:
+        """Uniform, so that a constant number of requests ends per step; the first requests are
+        somewhere in the middle of theirs."""
+        if not self._churn:
+            return 10**6
+        # A slot is idle for two steps between its requests.
+        longest = round(2 / _CHURN) - 6
+        if first:
+            return 1 + int(longest * (1 - self._random.random() ** 0.5))
+        return int(self._random.integers(2, longest))
 
     def _receive(self) -> None:
         """Until the oldest step's results are all here."""
@@ -169,18 +169,24 @@ class Run:
             self._loop.result(message)
 
     def _advance(self) -> None:
-        """As the coordinator's loop does, without its front end's socket."""
-        clock, link = self._clock, self._link
-        for rank, message in self._loop.advance(time.monotonic() * 1000):
-            payload = clock.timed("encode", link.encode, message)
-            if rank is None:
-                continue
-            if isinstance(message, StepPlan):
-                self._plan_bytes += len(payload)
-            start = time.perf_counter()
-            link.socket.send(worker_identity(rank), zmq.SNDMORE)
-            link.socket.send(payload)
-            clock.parts["publish"] += time.perf_counter() - start
+        """As the coordinator's loop does, without its front end's socket; part by part, so that the
+        clock is read seldom."""
+        link = self._link
+        messages = list(self._loop.advance(time.monotonic() * 1000))
+        start = time.perf_counter()
+        payloads = [link.encode(message) for _, message in messages]
+        encoded = time.perf_counter()
+        for (rank, _), payload in zip(messages, payloads, strict=True):
+            if rank is not None:
+                link.socket.send(worker_identity(rank), zmq.SNDMORE)
+                link.socket.send(payload)
+        self._clock.parts["encode"] += encoded - start
+        self._clock.parts["publish"] += time.perf_counter() - encoded
+        self._plan_bytes += sum(
+            len(payload)
+            for (_, message), payload in zip(messages, payloads, strict=True)
+            if isinstance(message, StepPlan)
+        )
 
     def steps(self, count: int) -> Measured:
         """Runs and times ``count`` steps; every one of them must run the whole batch."""
@@ -191,7 +197,7 @@ class Run:
             self._receive()
             if self._churn:
                 self._arrive(self._scheduler.ended)
-            wall, cpu = time.perf_counter(), time.thread_time()
+            cpu, wall = time.thread_time(), time.perf_counter()
             self._advance()
             wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
             parts = self._clock.parts

@@ -20,6 +20,7 @@ FORBIDDEN = {
     "afd/attention": ("afd.worker", "afd.launch", "afd.boundary", "afd.llm", "zmq", "torch"),
     "afd/boundary": ("afd.worker", "afd.launch", "afd.llm", "zmq", "torch", "afd.models.decoder"),
     "afd/worker": ("afd.launch", "afd.llm", "torch", "transformers"),
+    "afd/simulate": ("torch", "transformers", "afd.models", "afd.boundary", "afd._megamoe"),
     "afd/tools": ("afd.worker", "afd.launch", "afd.llm", "afd.boundary"),
     "afd/qfirst": ("afd.worker", "afd.launch", "afd.llm", "afd.boundary", "afd.plan"),
 }

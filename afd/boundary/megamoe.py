@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afd._megamoe import FfnSide
 from afd_sched.messages import FfnStep
@@ -22,6 +23,11 @@ class MegamoeFfnPort:
         """See FfnPort.serve; raises the extension's Aborted or Deadline."""
         ranks = np.frombuffer(step.attention_ranks, np.int32)
         self._side.serve(step.step, step.lanes, ranks)
+
+    def serve_watched(self, step: FfnStep) -> NDArray[np.int64]:
+        """``serve``, and where the time went; see FfnSide.serve_watched."""
+        ranks = np.frombuffer(step.attention_ranks, np.int32)
+        return self._side.serve_watched(step.step, step.lanes, ranks)
 
     @property
     def wait_ns(self) -> int:

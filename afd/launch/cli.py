@@ -15,9 +15,9 @@ from rich.progress import Progress
 
 from afd.errors import AfdError, ConfigError
 from afd.launch.chat import chat_loop
-from afd.launch.flags import engine_config_from, parser
+from afd.launch.flags import engine_config_from, given_values, parser
 from afd.launch.report import print_resolved, topology
-from afd.launch.resolve import ResolvedConfig, resolve
+from afd.launch.resolve import ResolvedConfig, check_model, resolve
 from afd.llm import LLM, Prompt
 from afd.outputs import RequestOutput
 from afd.sampling import SamplingParams
@@ -103,11 +103,29 @@ def _terminated(number: int, frame: object) -> NoReturn:
     sys.exit(_EXIT_TERMINATED)
 
 
+def _simulate(arguments: argparse.Namespace, console: Console) -> None:
+    from afd.simulate.resolve import resolve_simulation
+    from afd.simulate.run import run_simulation
+
+    simulation = resolve_simulation(
+        arguments.simulate,
+        given_values(arguments),
+        arguments.context,
+        arguments.batch,
+        arguments.steps,
+    )
+    run_simulation(simulation, arguments.json, console)
+
+
 def _launch(arguments: argparse.Namespace, console: Console) -> None:
+    if arguments.simulate is not None:
+        _simulate(arguments, console)
+        return
     prompts = _prompts(arguments)
     # Both are checked before minutes of building or loading.
     sampling = _sampling(arguments)
     engine = engine_config_from(arguments)
+    check_model(engine)
     interactive = not prompts
     if interactive and (arguments.json or not sys.stdin.isatty()):
         raise ConfigError("nothing to do: give --prompt or --prompt-file, or run on a terminal")

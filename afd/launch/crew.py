@@ -13,6 +13,7 @@ from afd._megamoe import Domain
 from afd.boundary.open import boundary_layout
 from afd.config import EngineConfig, Role, Topology, WorkerConfig
 from afd.launch.resolve import ResolvedConfig
+from afd.launch.timeline import Timeline
 from afd_sched.links import worker_identity
 from afd_sched.scheduler import SchedulerConfig
 from afd_sched.security import PeerKeys
@@ -21,11 +22,12 @@ from afd_sched.security import PeerKeys
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """Where the processes of a launch meet: the coordinator's endpoint, each peer's keys (none on a
-    local path), and the pipe that ends with the launcher."""
+    local path), the pipe that ends with the launcher, and the timeline's memory."""
 
     endpoint: str
     keys: dict[bytes, PeerKeys]
     lifeline_fd: int
+    timeline: Timeline
 
     def keys_of(self, rank: int) -> PeerKeys | None:
         """A worker's keys."""
@@ -87,6 +89,10 @@ def scheduler_config(
         context_length=context_length,
         eos_token_ids=eos_token_ids,
         overlap=engine.overlap,
+        radix_cache=not engine.disable_radix_cache,
+        schedule_policy=engine.schedule_policy,
+        max_queued_requests=engine.max_queued_requests,
+        priority_scheduling=engine.enable_priority_scheduling,
     )
 
 
@@ -118,7 +124,8 @@ class Workers:
         fds = (self._memory_fd,) if self._memory_fd >= 0 else ()
         for rank in range(self.topology.ranks):
             worker = msgspec.json.encode(self._worker(rank, meeting))
-            yield Process(self.topology.describe(rank), "afd.worker", worker, fds, rank)
+            own = (*fds, *meeting.timeline.fds((rank,)))
+            yield Process(self.topology.describe(rank), "afd.worker", worker, own, rank)
 
     def raise_abort(self, rank: int) -> None:
         """See Crew."""
@@ -155,5 +162,6 @@ class Workers:
             keys=meeting.keys_of(rank),
             memory_fd=self._memory_fd,
             lifeline_fd=meeting.lifeline_fd,
+            timeline_fd=meeting.timeline.fd(rank),
             log_level=engine.log_level,
         )

@@ -6,17 +6,20 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from afd.errors import EngineDeadError, LaunchError
 from afd.launch.children import Child, Children
 from afd.launch.crew import Crew, Meeting, Workers
 from afd.launch.listen import Listener, listen
 from afd.launch.resolve import ResolvedConfig
+from afd.launch.timeline import COORDINATOR, Timeline
 from afd_sched.coordinator import CoordinatorConfig
 from afd_sched.links import FRONTEND, FrontendLink, worker_identity
 from afd_sched.messages import (
@@ -51,9 +54,11 @@ class Launch:
     def __init__(self, crew: Crew) -> None:
         """Raises LaunchError naming what failed or is missing; then nothing is left running."""
         self._crew = crew
+        self._timeline = Timeline(crew.engine, crew.topology)
         self._children = Children()
         self._link: FrontendLink | None = None
         self._listener: Listener | None = None
+        self._coordinator_process: Child | None = None
         self._dead: EngineDeadError | None = None
         self._next_uid = 0
         self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
@@ -68,10 +73,15 @@ class Launch:
 
     # ------------------------------------------------------------------------------- requests
 
-    def submit(self, input_ids: list[int], sampling: SamplingParams) -> int:
+    def submit(
+        self,
+        input_ids: Sequence[int] | NDArray[np.int32],
+        sampling: SamplingParams,
+        priority: int = 0,
+    ) -> int:
         """Starts a request; returns its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
-        self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling))
+        self._send(Generate(uid, np.asarray(input_ids, np.int32).tobytes(), sampling, priority))
         return uid
 
     def abort(self, uid: int) -> None:
@@ -89,19 +99,24 @@ class Launch:
 
     def stats(self) -> dict[str, float]:
         """Counters of the coordinator; to be asked for when no request is open."""
-        self._send(GetStats())
+        self.ask_stats()
         while not isinstance(event := self.poll(None), Stats):
             pass
         return event.values
 
+    def ask_stats(self, restart: bool = False) -> None:
+        """Has a Stats come out of ``poll``; then the step times may ``restart``."""
+        self._send(GetStats(restart))
+
     # ------------------------------------------------------------------------------- life
 
     def close(self) -> None:
-        """Ends every process and frees the memory; may be called again, or half-way up."""
+        """Ends every process, frees the memory and writes the timeline; may be called again, or
+        half-way up."""
         if self._link is not None:
-            if self._dead is None:
+            if not any(child is self._coordinator_process for child in self._children.ended()):
                 self._link.send(Stop())
-            else:
+            if self._dead is not None:
                 self._crew.raise_abort(-1 if self._dead.rank is None else self._dead.rank)
         self._children.end(_STOP_GRACE_S if self._link is not None else 0.0)
         if self._link is not None:
@@ -113,20 +128,21 @@ class Launch:
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._dead is None:
             self._dead = EngineDeadError("the engine is closed")
+        self._timeline.write()
 
     def _start(self) -> None:
         crew = self._crew
         self._listener = listener = listen(crew.engine.host, self._folder)
         names = [FRONTEND, *map(worker_identity, range(crew.topology.ranks))]
         coordinator_keys, keys = launch_keys(names) if listener.is_tcp else (None, {})
-        self._children.start(
+        self._coordinator_process = self._children.start(
             "the coordinator",
             "afd_sched",
             msgspec.json.encode(self._coordinator(listener, coordinator_keys)),
-            [listener.fd] if listener.is_tcp else [],
+            ([listener.fd] if listener.is_tcp else []) + [*self._timeline.fds((COORDINATOR,))],
         )
         listener.close()
-        meeting = Meeting(listener.endpoint, keys, self._children.lifeline_fd)
+        meeting = Meeting(listener.endpoint, keys, self._children.lifeline_fd, self._timeline)
         for process in crew.processes(meeting):
             self._children.start(
                 process.name, process.module, process.config, process.fds, process.rank
@@ -145,6 +161,7 @@ class Launch:
             start_timeout_s=engine.start_timeout_s,
             log_level=engine.log_level,
             lifeline_fd=self._children.lifeline_fd,
+            timeline_fd=self._timeline.fd(COORDINATOR),
         )
 
     def _await_start(self) -> Started:

@@ -12,12 +12,14 @@ from afd import __version__
 from afd.config import DtypeChoice, EngineConfig, ReturnMode, WireType
 from afd.errors import ConfigError
 from afd.llm import engine_config
+from afd_sched.policy import SchedulePolicy
 
 _EPILOG = """\
 examples:
   afd-launch --prompt "What is the capital of France?"
   afd-launch --m 3 --n 2 --model PATH --prompt-file prompts.txt --json
   afd-launch --config smollm2-moe-2x1          an interactive chat, on a terminal
+  afd-launch --m 17 --n 1 --model Qwen/Qwen3-235B-A22B-FP8 --simulate gb200-nvl72
 """
 
 
@@ -58,10 +60,30 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="plan a step only after the one before it is committed",
     )
+    add(
+        "--disable-radix-cache",
+        action="store_true",
+        default=None,
+        help="compute every prompt anew instead of sharing known prefixes",
+    )
+    add(
+        "--schedule-policy",
+        choices=[p.value for p in SchedulePolicy],
+        help="who goes first: first come (default), or the longest known prefix",
+    )
+    add("--max-queued-requests", type=int, help="refuse more than this many waiting requests")
+    add(
+        "--enable-priority-scheduling",
+        action="store_true",
+        default=None,
+        help="requests with a higher priority go first; waiting raises it, so none starves",
+    )
     add("--threads", type=int, help="CPU threads per worker (default: cores / ranks of a role)")
     add(
         "--host", help="control plane over TCP on this address, encrypted (default: a local folder)"
     )
+    add("--timeline", metavar="FILE", help="write a trace of every rank, for Perfetto, at the end")
+    add("--measurements", metavar="FILE", help="write measured times for afd-plan at the end")
     add("--start-timeout-s", type=float, help="seconds until every rank must be ready")
     add("--step-timeout-s", type=float, help="seconds a rank may wait for another in a step")
     add("--log-level", choices=["debug", "info", "warning", "error"])
@@ -87,6 +109,18 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object on standard output")
 
 
+def _simulation_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("simulation").add_argument
+    add(
+        "--simulate",
+        metavar="PROFILE",
+        help="play the launch without tensors: a hardware profile (gb200-nvl72), or a TOML file",
+    )
+    add("--context", type=int, help="tokens of a simulated request (default 8192)")
+    add("--batch", type=int, help="requests per attention rank (default: what the GPU holds)")
+    add("--steps", type=int, help="decode steps to measure (default 200)")
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser; a bad flag raises ConfigError."""
     result = _Parser(
@@ -100,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--config", help="a preset: a TOML file, or a name from configs/")
     _engine_flags(result)
     _run_flags(result)
+    _simulation_flags(result)
     return result
 
 
@@ -121,11 +156,16 @@ def read_preset(name: str) -> dict[str, Any]:
     raise ConfigError(f"preset {name!r} is neither a file nor one of {', '.join(known)}")
 
 
-def engine_config_from(arguments: argparse.Namespace) -> EngineConfig:
-    """The preset, overridden by whatever flags were given."""
+def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The preset's values, overridden by whatever flags were given."""
     values = read_preset(arguments.config) if arguments.config else {}
     for name in EngineConfig.__struct_fields__:
         given = getattr(arguments, name, None)
         if given is not None:
             values[name] = given
-    return engine_config(values)
+    return values
+
+
+def engine_config_from(arguments: argparse.Namespace) -> EngineConfig:
+    """``given_values`` as a configuration."""
+    return engine_config(given_values(arguments))

@@ -17,6 +17,7 @@ from afd.config import (
     Topology,
 )
 from afd.errors import ConfigError
+from afd.launch.feasible import check_memory, missing_here
 from afd.models.config import ModelConfig, read_json
 from afd.models.registry import load_model_config
 
@@ -49,7 +50,8 @@ def cache_dir(config: EngineConfig) -> Path:
     return platformdirs.user_cache_path("afd") / "models"
 
 
-def _check_numbers(config: EngineConfig) -> None:
+def check_numbers(config: EngineConfig) -> None:
+    """Raises ConfigError for a number that no launch could use."""
     least = {
         "workers_per_node": 1,
         "m": 1,
@@ -59,6 +61,7 @@ def _check_numbers(config: EngineConfig) -> None:
         "page_size": 1,
         "kv_tokens": 1,
         "context_length": 1,
+        "max_queued_requests": 1,
         "threads": 1,
     }
     for name, bound in least.items():
@@ -80,18 +83,23 @@ def _topology(config: EngineConfig, model: ModelConfig) -> Topology:
     topology = Topology(
         attention_nodes=config.m, ffn_nodes=config.n, workers_per_node=config.workers_per_node
     )
+    check_topology(topology, config, model.experts, len(model.moe_layers))
+    return topology
+
+
+def check_topology(topology: Topology, config: EngineConfig, experts: int, moe_layers: int) -> None:
+    """Raises ConfigError for more ranks than a launch, or the model, has room for."""
     if topology.ranks > _MAX_RANKS:
         raise ConfigError(
             f"--m {config.m} --n {config.n} makes {topology.ranks} ranks; at most {_MAX_RANKS} fit"
         )
-    if topology.ffn_ranks > model.experts:
+    if topology.ffn_ranks > experts:
         raise ConfigError(
             f"--n {config.n} makes {topology.ffn_ranks} FFN ranks and the model has only "
-            f"{model.experts} experts; use a smaller --n"
+            f"{experts} experts; use a smaller --n"
         )
-    if topology.ffn_ranks and not model.moe_layers:
+    if topology.ffn_ranks and not moe_layers:
         raise ConfigError("the model has no MoE layer to disaggregate; use --n 0")
-    return topology
 
 
 def _dtype(choice: DtypeChoice, folder: Path, model: ModelConfig) -> Dtype:
@@ -103,22 +111,31 @@ def _dtype(choice: DtypeChoice, folder: Path, model: ModelConfig) -> Dtype:
     return Dtype.BFLOAT16 if narrow else Dtype.FLOAT32
 
 
-def find_model(config: EngineConfig, progress: Progress | None = None) -> Path:
-    """The checkpoint folder: an existing path, or a default model built into the cache.
+def check_model(config: EngineConfig) -> None:
+    """Raises ConfigError for a model that is not here: it names the known ones, or for one whose
+    shape is known what it would take."""
+    from afd.tools.default_model import known_names
 
-    Raises ConfigError naming the known models.
-    """
-    from afd.tools.default_model import ensure, known_names
-
-    path = Path(config.model).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if config.model in known_names():
-        return ensure(config.model, cache_dir(config), progress)
+    if Path(config.model).expanduser().is_dir() or config.model in known_names():
+        return
+    if (sentence := missing_here(config)) is not None:
+        raise ConfigError(sentence)
     raise ConfigError(
         f"model {config.model!r} is neither a folder with a checkpoint nor one of "
         f"{', '.join(known_names())}"
     )
+
+
+def find_model(config: EngineConfig, progress: Progress | None = None) -> Path:
+    """The checkpoint folder: an existing path, or a default model built into the cache.
+
+    Raises ConfigError as ``check_model`` does.
+    """
+    from afd.tools.default_model import ensure
+
+    check_model(config)
+    path = Path(config.model).expanduser()
+    return path.resolve() if path.is_dir() else ensure(config.model, cache_dir(config), progress)
 
 
 def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedConfig:
@@ -126,7 +143,7 @@ def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedC
 
     Threads: the two roles work in turn as often as at once, so each role's ranks share all cores.
     """
-    _check_numbers(config)
+    check_numbers(config)
     folder = find_model(config, progress)
     model = load_model_config(folder)
     topology = _topology(config, model)
@@ -138,6 +155,8 @@ def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedC
     if config.kv_tokens is not None:
         context = min(context, config.kv_tokens)
     max_rows = config.max_running_requests + config.chunked_prefill_size
+    dtype = _dtype(config.dtype, folder, model)
+    check_memory(model, topology, dtype)
     cores = len(os.sched_getaffinity(0))
     return ResolvedConfig(
         engine=config,
@@ -151,7 +170,7 @@ def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedC
             deadline_ms=int(config.step_timeout_s * 1000),
             return_mode=config.return_mode,
         ),
-        dtype=_dtype(config.dtype, folder, model),
+        dtype=dtype,
         context_length=context,
         max_rows=max_rows,
         attention_threads=config.threads or max(1, cores // topology.attention_ranks),

@@ -58,6 +58,11 @@ class Decoder:
         ops.rope(lane.q, lane.positions, self._cos, self._sin, model.head_dim)
         ops.rope(lane.k, lane.positions, self._cos, self._sin, model.head_dim)
         self._cache.store(layer, lane.k, lane.v, lane.locations)
+        self._sweep(layer, lane, page_table)
+        ops.linear(self._pool, lane.attended, weights.output, lane.delta)
+        ops.add_rms_norm(lane.residual, lane.delta, weights.ffn_norm, eps, lane.hidden)
+
+    def _sweep(self, layer: int, lane: Lane, page_table: NDArray[np.int32]) -> None:
         ops.paged_attention(
             self._pool,
             self._cache,
@@ -70,8 +75,6 @@ class Decoder:
             lane.attended,
             lane.lse,
         )
-        ops.linear(self._pool, lane.attended, weights.output, lane.delta)
-        ops.add_rms_norm(lane.residual, lane.delta, weights.ffn_norm, eps, lane.hidden)
 
     def _norm_qk(self, weights: LayerWeights, lane: Lane) -> None:
         if weights.q_norm is None or weights.k_norm is None:

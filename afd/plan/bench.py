@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from afd.plan.calibration import Calibration, load_calibration
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, Roofline
 from afd.plan.layouts import Bench, Workload
 from afd.plan.measurements import Measured, read_measurements
 from afd.plan.memory import DEFAULT_RULE, MemoryRule
 from afd.plan.model_spec import ModelSpec
-from afd.plan.tables import Tables, TableTimes, load_tables
+from afd.plan.times.calibration import Calibration, load_calibration
+from afd.plan.times.kernels import KernelTimes, Roofline
+from afd.plan.times.tables import Tables, TableTimes, load_tables
 
 
 def make_bench(
@@ -24,7 +24,9 @@ def make_bench(
     measurements: Path | None = None,
 ) -> Bench:
     """Kernel sources in order of trust: the user's measurements, tables, roofline."""
-    tables = load_tables(model, hardware) if use_tables else None
+    tables = None
+    if use_tables:
+        tables = load_tables(model, hardware, workload.kv_bytes_per_element)
     if calibration is None:
         calibration = load_calibration(calibration_name(hardware, tables))
     kernels: KernelTimes = Roofline(model, hardware, calibration, workload.kv_bytes_per_element)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -14,18 +15,48 @@ from afd.plan.cuts import Cut
 from afd.plan.errors import PlanError
 
 
+def number(text: str) -> float:
+    """Any finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
 def positive(text: str) -> float:
     """A finite number above zero."""
-    value = float(text)
-    if not 0 < value < float("inf"):
+    value = number(text)
+    if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} must be above zero")
     return value
 
 
+def nonnegative(text: str) -> float:
+    """A finite number, zero allowed."""
+    value = number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} must be zero or more")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above zero."""
+    value = positive(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
+    return int(value)
+
+
 def tokens(text: str) -> float:
-    """``8192``, ``8K`` or ``128k`` (K = 1,024)."""
-    scale = 1024 if text[-1:].lower() == "k" else 1
-    return positive(text[:-1] if scale == 1024 else text) * scale
+    """``8192``, ``8K`` or ``1M`` (K = 1,024)."""
+    scale = {"k": 1024, "m": 1024**2}.get(text[-1:].lower(), 1)
+    try:
+        return float(count(text if scale == 1 else text[:-1]) * scale)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; tokens are written 8192 or 8K") from None
 
 
 def ratio(text: str) -> tuple[int, int]:
@@ -34,14 +65,6 @@ def ratio(text: str) -> tuple[int, int]:
     if not (m.isdigit() and n.isdigit() and int(m) and int(n)):
         raise argparse.ArgumentTypeError(f"{text!r} is not M:N, for example 7:1")
     return int(m), int(n)
-
-
-def nonnegative(text: str) -> float:
-    """A finite number, zero allowed."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be zero or more")
-    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,8 +84,10 @@ def parser() -> argparse.ArgumentParser:
     project.add_argument("--model", action="append")
     project.add_argument("--context", type=tokens, nargs="+", default=[8192.0, 16384.0])
     project.add_argument("--hardware", default="gb200", help="where the shares are taken from")
-    project.add_argument("--batch", type=int, help="colocated batch per GPU; default: from memory")
-    project.add_argument("--racks", type=int, default=2, help="LPX racks per Rubin rack")
+    project.add_argument(
+        "--batch", type=count, help="colocated batch per GPU; default: from memory"
+    )
+    project.add_argument("--racks", type=count, default=2, help="LPX racks per Rubin rack")
     project.add_argument("--kv-bytes", type=positive, default=2.0)
     for name, text in (("validate", "compare with measured rows"),
                        ("calibrate", "fit the calibration to measured rows")):  # fmt: skip
@@ -90,7 +115,7 @@ def _workload_flags(command: argparse.ArgumentParser) -> None:
     add("--model", required=True, help="a known name, a checkpoint folder or its config.json")
     add("--hardware", default="gb200", help="a known name, a TOML, or cpu (measured now)")
     add("--context", type=tokens, nargs="+", default=[8192.0], help="tokens; 8K is 8,192")
-    add("--gpus", type=int, help="default: one whole scale-up domain")
+    add("--gpus", type=count, help="default: one whole scale-up domain")
     add("--slo-tpot-ms", type=positive)
     add("--lanes", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1, 2, 3, 4])
     add("--cut", nargs="+", choices=[c.value for c in Cut] + ["all"],
@@ -110,16 +135,8 @@ def _flags_of(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     choices = sub.choices
     choices["sweep"].add_argument("--ratios", type=ratio, nargs="+")
     choices["explain"].add_argument("--ratio", type=ratio)
-    choices["explain"].add_argument("--batch", type=int)
+    choices["explain"].add_argument("--batch", type=count)
     choices["report"].add_argument("--out", type=Path, default=Path("afd-plan.html"))
-
-
-def count(text: str) -> int:
-    """A whole number above zero."""
-    value = positive(text)
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
-    return int(value)
 
 
 def _measure_flags(command: argparse.ArgumentParser) -> None:
@@ -140,11 +157,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         data, text, charts = commands.COMMANDS[options.command](options)
         if options.plot is not None:
-            from afd.plan.plots import save
+            from afd.plan.output.plots import save
 
             save(charts, options.plot)
-    except (PlanError, OSError) as error:
+    except PlanError as error:
         print(f"afd-plan: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"afd-plan: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     try:
         print(json.dumps(data, indent=2) if options.json else text, flush=True)

@@ -7,111 +7,47 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from afd.plan import charts as draw
 from afd.plan.bench import make_bench
-from afd.plan.calibration import Calibration, load_calibration
-from afd.plan.cpu import free_memory_bytes
 from afd.plan.cuts import Cut
-from afd.plan.data import load
 from afd.plan.errors import PlanError
-from afd.plan.fidelity import ledger
-from afd.plan.fit import fit_calibration
-from afd.plan.hardware import Hardware, load_hardware
 from afd.plan.layouts import Bench, Estimate, Workload, disaggregated
+from afd.plan.ledger.ledger import ledger
+from afd.plan.measured.fit import fit_calibration
+from afd.plan.measured.rows import read_rows
+from afd.plan.measured.validate import split_rows, validate, validate_rows
 from afd.plan.measurements import FIELDS, write_measurements
-from afd.plan.memory import attention_batch, colocated_batch
-from afd.plan.model_spec import ModelSpec, load_model
+from afd.plan.memory import (
+    attention_batch,
+)
+from afd.plan.model_spec import load_model
+from afd.plan.options import (
+    bench_from,
+    calibration_from,
+    default_ratios,
+    limits_from,
+    possible_ratios,
+    require_fits,
+    tables_wanted,
+)
+from afd.plan.output import charts as draw
+from afd.plan.output.plots import Chart
+from afd.plan.output.text import ESTIMATE_HEADER, estimate_row, table, terms
 from afd.plan.pipeline import conditions
-from afd.plan.plots import Chart
+from afd.plan.profiles import load_hardware
 from afd.plan.project import project
-from afd.plan.rows import read_rows
 from afd.plan.search import (
     Limits,
     Recommendation,
     colocated_layouts,
     recommend,
+    smallest_colocated,
     sweep,
 )
-from afd.plan.tables import load_tables, tables_installed
-from afd.plan.text import ESTIMATE_HEADER, estimate_row, table, terms
-from afd.plan.validate import split_rows, validate, validate_rows
+from afd.plan.times.cpu import free_memory_bytes
 
 Answer = tuple[dict[str, Any], str, list[Chart]]
-
-
-def _tables_wanted(choice: str, model: ModelSpec | None, hardware: Hardware) -> bool:
-    """``auto`` takes the tables when they are installed and have this chip and shape."""
-    if choice == "roofline" or (choice == "auto" and not tables_installed()):
-        return False
-    if model is None:
-        return True
-    found = load_tables(model, hardware) is not None
-    if choice == "tables" and not found:
-        raise PlanError(f"the kernel tables hold nothing for {model.name} on {hardware.name}")
-    return found
-
-
-def _calibration(path: Path | None) -> Calibration | None:
-    if path is None:
-        return None
-    table_ = load("calibration", "calibration", str(path))
-    base = load_calibration("roofline")
-    unknown = sorted(set(table_) - set(Calibration.__dataclass_fields__))
-    if unknown:
-        raise PlanError(f"{path}: unknown field {unknown[0]!r}")
-    return replace(base, **table_)
-
-
-def _expert_counts(path: Path | None, model: ModelSpec) -> tuple[float, ...]:
-    if path is None:
-        return ()
-    try:
-        counts = json.loads(path.read_text(encoding="utf-8"))
-        values = tuple(float(c) for c in counts)
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{path}: must be a JSON list of numbers: {error}") from error
-    if len(values) != model.experts:
-        raise PlanError(
-            f"{path}: {len(values)} counts, but {model.name} has {model.experts} experts"
-        )
-    return values
-
-
-def bench_from(options: argparse.Namespace) -> Bench:
-    """The bench the workload flags describe, at the first context."""
-    model = load_model(options.model)
-    hardware = load_hardware(options.hardware)
-    if hardware.role != "gpu":
-        raise PlanError(
-            f"{hardware.name} keeps no KV cache, so it serves nothing alone; see `afd-plan project`"
-        )
-    workload = Workload(
-        options.context[0], options.kv_bytes, options.context_cv, options.skew,
-        _expert_counts(options.expert_counts, model),
-    )  # fmt: skip
-    return make_bench(
-        model, hardware, workload, _calibration(options.calibration),
-        use_tables=_tables_wanted(options.kernels, model, hardware),
-        measurements=options.measurements,
-    )  # fmt: skip
-
-
-def limits_from(options: argparse.Namespace, bench: Bench) -> Limits:
-    """What the flags allow; the GPUs must be one scale-up domain."""
-    gpus = bench.hardware.max_gpus if options.gpus is None else options.gpus
-    if gpus < 1:
-        raise PlanError("--gpus must be at least 1")
-    if gpus > bench.hardware.max_gpus:
-        raise PlanError(
-            f"--gpus {gpus}: one {bench.hardware.name} domain has "
-            f"{bench.hardware.max_gpus}; plan one domain and replicate it"
-        )
-    cuts = tuple(Cut) if "all" in options.cut else tuple(Cut(c) for c in options.cut)
-    return Limits(gpus, options.slo_tpot_ms, tuple(options.lanes), cuts,
-                  options.survive_node_loss)  # fmt: skip
 
 
 def _recommend(options: argparse.Namespace) -> Answer:
@@ -123,7 +59,7 @@ def _recommend(options: argparse.Namespace) -> Answer:
         got = recommend(at, limits)
         out.append({"context_tokens": context, **_recommendation(got), **_effects(at, limits, got)})
         lines += [_recommendation_text(context, got, out[-1])]
-        ratios = _default_ratios(limits, bench)
+        ratios = possible_ratios(bench, limits)
         rows += sweep(at, ratios, [context], limits)
     if bench.hardware.calibration == "cpu" and options.measurements is None:
         lines.append("a roofline; for times of this machine's kernels: afd-plan measure --model "
@@ -184,15 +120,13 @@ def _recommendation_text(context: float, got: Recommendation, data: dict[str, An
     return "\n".join(lines)
 
 
-def _default_ratios(limits: Limits, bench: Bench) -> list[tuple[int, int]]:
-    nodes = limits.gpus // bench.hardware.gpus_per_node
-    return [(m, 1) for m in range(1, nodes)]
-
-
 def _sweep(options: argparse.Namespace) -> Answer:
     bench = bench_from(options)
     limits = limits_from(options, bench)
-    ratios = options.ratios or _default_ratios(limits, bench)
+    ratios = options.ratios or default_ratios(bench, limits)
+    for asked in ratios:
+        for cut in limits.cuts:
+            require_fits(bench, limits, asked, cut)
     rows = sweep(bench, ratios, options.context, limits)
     header = ("context", "M:N", "cut", "lanes", "batch/GPU", "step ms", "tok/s/GPU", "vs best "
               "colocated", "regime")  # fmt: skip
@@ -214,6 +148,7 @@ def _explain(options: argparse.Namespace) -> Answer:
         bench.model, bench.hardware, cut, options.context[0], options.kv_bytes, bench.rule
     )
     if options.ratio:
+        require_fits(bench, limits, options.ratio, cut, batch)
         lanes = 2 if 2 in limits.lanes else limits.lanes[0]
         afd = disaggregated(
             bench, options.ratio[0], options.ratio[1], batch, min(lanes, batch), cut
@@ -231,7 +166,13 @@ def _explain(options: argparse.Namespace) -> Answer:
             "conditions": asdict(met)}  # fmt: skip
     if base is not None:
         data["identity"] = _identity(afd, base)
-    return data, _explain_text(afd, base, data), draw.explain_charts(afd, base)
+    nodes = limits.gpus // bench.hardware.gpus_per_node
+    over_m = [
+        disaggregated(bench, m, afd.ffn_nodes, afd.batch_per_gpu, afd.lanes, Cut(afd.cut))
+        for m in range(1, nodes - afd.ffn_nodes + 1)
+    ]
+    charts = [*draw.explain_charts(afd, base), draw.boundary_chart(over_m)]
+    return data, _explain_text(afd, base, data), charts
 
 
 def _identity(afd: Estimate, base: Estimate) -> dict[str, float]:
@@ -273,10 +214,8 @@ def _project(options: argparse.Namespace) -> Answer:
         model = load_model(name)
         for context in options.context:
             bench = make_bench(model, hardware, Workload(context, options.kv_bytes))
-            batch = options.batch or colocated_batch(
-                model, hardware, 4, context, options.kv_bytes, bench.rule
-            )
-            items.append(project(bench, rubin, lpx, 4, batch, options.racks))
+            ranks, batch = smallest_colocated(bench)
+            items.append(project(bench, rubin, lpx, ranks, options.batch or batch, options.racks))
     header = ("model", "context", "MoE only", "dense+MoE", "batch x", "LPX MoE ms", "Rubin FMHA ms",
               "Rubin dense ms", "wire MB (once)", "verdict")  # fmt: skip
     body = [
@@ -291,8 +230,8 @@ def _project(options: argparse.Namespace) -> Answer:
 def _validate(options: argparse.Namespace) -> Answer:
     hardware = load_hardware(options.hardware)
     result = validate(
-        options.csv, hardware, _calibration(options.calibration), options.kv_bytes,
-        options.leave_one_out, _tables_wanted(options.kernels, None, hardware),
+        options.csv, hardware, calibration_from(options.calibration), options.kv_bytes,
+        options.leave_one_out, tables_wanted(options.kernels, None, hardware),
     )  # fmt: skip
     body = [
         (r["line"], r["model"], int(r["context_tokens"]),
@@ -326,7 +265,7 @@ def _calibrate(options: argparse.Namespace) -> Answer:
     rows, flagged = split_rows(read_rows(options.csv), hardware, options.kv_bytes)
     if not rows:
         raise PlanError(f"{options.csv}: every row is impossible: {flagged[0]['reason']}")
-    use_tables = _tables_wanted(options.kernels, None, hardware)
+    use_tables = tables_wanted(options.kernels, None, hardware)
     fitted = fit_calibration(rows, hardware, options.kv_bytes, use_tables)
     data = {**asdict(fitted), "dense_us": dict(fitted.dense_us)}
     plain = [f"{k} = {json.dumps(v)}" for k, v in data.items() if k != "dense_us"]
@@ -348,14 +287,14 @@ def _fidelity(options: argparse.Namespace) -> Answer:
 
 
 def _report(options: argparse.Namespace) -> Answer:
-    from afd.plan.report_page import build
+    from afd.plan.output.report_page import build
 
     return build(options)
 
 
 def _measure(options: argparse.Namespace) -> Answer:
     try:
-        from afd.plan.measure import Sizes, measure
+        from afd.plan.times.measure import Sizes, measure
     except ImportError as error:
         raise PlanError(f"the compiled extension is missing, build it first: {error}") from error
     cores = len(os.sched_getaffinity(0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 
 class PlanError(ValueError):
     """A plan cannot be made from this input."""
@@ -11,7 +13,9 @@ class UnknownNameError(PlanError):
     """A model or hardware name that the planner does not know."""
 
     def __init__(self, kind: str, name: str, known: list[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+        close = difflib.get_close_matches(name.lower(), known, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        super().__init__(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}")
 
 
 class DoesNotFitError(PlanError):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from afd.plan.calibration import Calibration
 from afd.plan.cuts import (
     Cut,
     attention_dense_share,
     bytes_back_per_token_layer,
     bytes_out_per_token_layer,
 )
-from afd.plan.experts import fused_us, staged_us, unfused_period_us
 from afd.plan.hardware import Hardware
-from afd.plan.kernels import KernelTimes, link_transfer
 from afd.plan.memory import DEFAULT_RULE, MemoryRule
 from afd.plan.model_spec import ModelSpec
 from afd.plan.pipeline import conditions, lane_period_us, step_us, tokens_per_s_per_gpu
 from afd.plan.skew import busiest_rank_factor, measured_rank_factor, slowest_rank_factor
+from afd.plan.times.calibration import Calibration
+from afd.plan.times.experts import fused_us, staged_us, unfused_period_us
+from afd.plan.times.kernels import KernelTimes, held_processors_us, link_transfer
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,15 @@ def disaggregated(
     if share < 1:
         moved = (1 - share) * bench.kernels.dense(per_ffn_gpu).us
     te = moved + (fused_us(moe, cal) if fused else staged_us(moe, cal, ranks))
-    ta = fmha.us + share * dense.us
     if cut is Cut.ROUTED_TOKENS:
         out, back = bench.kernels.transfer(lane_batch, out_bytes, back_bytes)
     else:
         out, back = link_transfer(hardware, lane_batch, out_bytes, back_bytes)
     tc = (out.us + back.us) / 2
+    held_us = 0.0
+    if lanes > 1 and not fmha.complete:
+        held_us = _held_us(bench, lane_batch, fmha.us, te + 2 * tc - share * dense.us / 2)
+    ta = fmha.us + held_us + share * dense.us
     period = _cut_period_us(cut, fmha.us, ta, te, tc, lanes)
     if not fused:
         slots = (attention_nodes + ffn_nodes) / ffn_nodes * model.experts
@@ -183,7 +186,8 @@ def disaggregated(
         cut=cut.value, batch_per_gpu=batch, step_ms=step_ms,
         tokens_per_s_per_gpu=tokens_per_s_per_gpu(batch, step_ms, attention_nodes, ffn_nodes),
         terms_us={
-            "T_FMHA": fmha.us, "T_dense": share * dense.us, "T_a": ta, "T_e": te, "T_c": tc,
+            "T_FMHA": fmha.us, "boundary in its way": held_us, "T_dense": share * dense.us,
+            "T_a": ta, "T_e": te, "T_c": tc,
             "dispatch": out.us, "combine": back.us, "ffn weights": moe.weights_us,
             "ffn GEMM": moe.compute_us, "ffn wire": moe.wire_us, "dense moved": moved,
             "period": period, "exposed": period - ta, "head per step": head.us,
@@ -194,6 +198,21 @@ def disaggregated(
         regime="hidden" if met.fully_hidden or period <= ta * 1.0001 else
         ("FFN exposed" if te > ta else "transfer exposed"),
     )  # fmt: skip
+
+
+def _held_us(bench: Bench, lane_batch: float, fmha_us: float, away_us: float) -> float:
+    """What attention waits for processors that another lane's boundary kernel holds.
+
+    Only where a tile is split over several processors, which all get an equal part: whole tiles go
+    to whichever processor is free. ``away_us`` is how long that kernel stays after this lane's
+    attention could start.
+    """
+    hardware = bench.hardware
+    if 2 * lane_batch * bench.model.kv_heads > hardware.processors:
+        return 0.0
+    held_share = hardware.boundary_processors / hardware.processors
+    bandwidth_share = bench.calibration.processor_bandwidth_share
+    return held_processors_us(fmha_us, away_us, held_share, bandwidth_share)
 
 
 def _ffn_wire_bytes(model: ModelSpec, cut: Cut) -> float:

@@ -100,6 +100,23 @@ def require_ffn_fits(
         raise DoesNotFitError(f"an FFN GPU of {gpus}", needed, usable)
 
 
+def require_batch_fits(
+    model: ModelSpec,
+    hardware: Hardware,
+    cut: Cut,
+    context_tokens: float,
+    kv_bytes_per_element: float,
+    batch: int,
+) -> None:
+    """Raises unless an attention GPU's memory holds its weights and the cache of ``batch``."""
+    needed = attention_weight_bytes(model, cut)
+    needed += batch * model.kv_bytes_per_request(context_tokens, kv_bytes_per_element)
+    if needed > hardware.memory_bytes:
+        raise DoesNotFitError(
+            f"an attention GPU with {batch} requests", needed, hardware.memory_bytes
+        )
+
+
 def batch_expansion(
     model: ModelSpec,
     hardware: Hardware,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from afd.plan.data import load, names, take
 from afd.plan.errors import PlanError, UnknownNameError
 
 BYTES_PER_ELEMENT = {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0, "mxfp4": 0.53125, "nvfp4": 0.5625}
+
+# What a release may append to a model's name without changing a shape.
+RELEASE = re.compile(r"(-(instruct|thinking|chat|base|fp8|\d{4}|v\d+(\.\d+)?))*")
 
 
 @dataclass(frozen=True)
@@ -95,27 +99,53 @@ def load_model(name: str) -> ModelSpec:
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
-    if path.name.endswith(".json") and path.is_file():
-        return from_hf_config(json.loads(path.read_text(encoding="utf-8")), path.parent.name)
+        if not path.is_file():
+            raise PlanError(f"model {name}: this folder has no config.json")
+    if path.name.endswith(".json"):
+        return from_hf_config(_read_json(path), path.parent.name)
     key = canonical_name(name)
     table = load("models", "model", key)
     return from_hf_config(table, take(table, "name", f"model {key}"))
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path}: cannot read: {error.strerror}") from error
+    except ValueError as error:
+        raise PlanError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise PlanError(f"{path}: must hold a JSON object")
+    return value
+
+
 def canonical_name(name: str) -> str:
-    """``Qwen/Qwen3-235B-A22B`` → the shipped file's name; accepts any case and owner prefix."""
+    """``Qwen/Qwen3-235B-A22B-Instruct-2507-FP8`` → the shipped file's name.
+
+    Any case, owner prefix and release suffix; another weight format is another model.
+    """
     if name.endswith(".toml"):
         return name
     wanted = name.rsplit("/", 1)[-1].lower()
     known = names("models")
-    for candidate in (wanted, wanted.removesuffix("-fp8")):
-        if candidate in known:
+    for candidate in sorted(known, key=len, reverse=True):
+        if wanted.startswith(candidate) and RELEASE.fullmatch(wanted[len(candidate) :]):
             return candidate
     raise UnknownNameError("model", name, known)
 
 
 def from_hf_config(config: dict[str, Any], name: str) -> ModelSpec:
     """Reads the fields of a Transformers ``config.json``; the shipped files use the same names."""
+    try:
+        return _from_fields(config, name)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, PlanError):
+            raise
+        raise PlanError(f"model {name}: a field has the wrong type: {error}") from error
+
+
+def _from_fields(config: dict[str, Any], name: str) -> ModelSpec:
     if isinstance(config.get("text_config"), dict):
         config = {**config, **config["text_config"]}
     where = f"model {name}"
@@ -154,6 +184,9 @@ def from_hf_config(config: dict[str, Any], name: str) -> ModelSpec:
         spec = replace(
             spec, windowed_layers=sliding, window_tokens=int(take(config, "sliding_window", where))
         )
+    for field in ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "expert_width"):
+        if getattr(spec, field) < 1:
+            raise PlanError(f"{where}: {field} must be at least 1, not {getattr(spec, field)}")
     if spec.experts_per_token < 1 or spec.experts_per_token > spec.experts:
         raise PlanError(f"{where}: experts per token must lie between 1 and {spec.experts}")
     return spec

@@ -13,9 +13,11 @@ from afd.plan.layouts import Bench, Estimate, colocated, disaggregated
 from afd.plan.memory import attention_batch, colocated_batch, graph_bucket, require_ffn_fits
 
 TIE = 0.01
-# Below this gain the sentence says that the model's own error is as large.
+# The 90th percentile of the error on measured rows; a smaller gain is said with that doubt.
 MODEL_ERROR = 0.05
+# Batches from here to the full one are compared, at most so many.
 NEAR_FULL = 0.9
+MOST_SIZES = 16
 EXPERT_PARALLEL = (4, 8, 16, 32, 64)
 
 
@@ -120,7 +122,8 @@ def best_batch(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if estimate(middle).step_ms <= limit_ms else (low, middle)
-    sizes = {size(batch) for batch in range(max(1, math.ceil(low * NEAR_FULL)), low + 1)} - {0}
+    stride = max(1, int(low * (1 - NEAR_FULL)) // MOST_SIZES)
+    sizes = {size(batch) for batch in range(low, math.ceil(low * NEAR_FULL) - 1, -stride)} - {0}
     options = [estimate(batch) for batch in sorted(sizes, reverse=True)]
     met = [e for e in options if e.step_ms <= limit_ms]
     return max(met, key=lambda e: e.tokens_per_s_per_gpu, default=None)
@@ -149,6 +152,19 @@ def colocated_layouts(bench: Bench, limits: Limits, refused: list[str]) -> list[
         if found is not None:
             out.append(found)
     return out
+
+
+def smallest_colocated(bench: Bench) -> tuple[int, int]:
+    """(EP, batch) of the narrowest expert parallelism whose GPUs hold the model and a request."""
+    for ranks in EXPERT_PARALLEL:
+        try:
+            return ranks, colocated_batch(
+                bench.model, bench.hardware, ranks, bench.workload.context_tokens,
+                bench.workload.kv_bytes_per_element, bench.rule,
+            )  # fmt: skip
+        except DoesNotFitError as error:
+            refused = error
+    raise refused
 
 
 def recommend(bench: Bench, limits: Limits) -> Recommendation:
@@ -205,8 +221,9 @@ def _top(estimates: list[Estimate]) -> Estimate | None:
 
 def _nothing_fits(limits: Limits, refused: list[str]) -> str:
     slo = f" within {limits.slo_tpot_ms:g} ms" if limits.slo_tpot_ms else ""
-    why = refused[-1] if refused else "raise --slo-tpot-ms or give more GPUs"
-    return f"nothing runs on {limits.gpus} GPUs{slo}; the last layout tried: {why}"
+    if not refused:
+        return f"nothing runs on {limits.gpus} GPUs{slo}; raise --slo-tpot-ms or give more GPUs"
+    return f"nothing runs on {limits.gpus} GPUs{slo}; the last layout tried: {refused[-1]}"
 
 
 def verdict(afd: Estimate | None, base: Estimate | None) -> str:
@@ -221,7 +238,7 @@ def verdict(afd: Estimate | None, base: Estimate | None) -> str:
     extra = "" if afd.cut == Cut.ROUTED_TOKENS else f" (cut {afd.cut}: {NEEDS[Cut(afd.cut)]})"
     doubt = ""
     if abs(gain) < MODEL_ERROR:
-        doubt = f"; a gain under {MODEL_ERROR:.0%} is within the model's error: measure both"
+        doubt = f"; the model itself errs by {MODEL_ERROR:.0%} on one row in ten: measure both"
     if gain > TIE:
         return (
             f"disaggregate: {afd.layout}{extra} gives {gain:+.1%} per GPU against the best "

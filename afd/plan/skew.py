@@ -26,13 +26,19 @@ def busiest_rank_factor(experts: int, experts_per_token: int, ranks: int, expone
 
 
 def measured_rank_factor(counts: Sequence[float], ranks: int) -> float:
-    """The same from measured counts per expert, experts dealt to ranks in contiguous blocks."""
+    """The same from measured counts per expert, dealt to ranks in contiguous blocks of equal size.
+
+    Where they do not divide, the first blocks hold one expert more.
+    """
     if not counts or min(counts) < 0 or not sum(counts) > 0:
         raise PlanError("expert counts must be non-negative and not all zero")
-    if len(counts) % ranks:
-        raise PlanError(f"{len(counts)} expert counts do not divide over {ranks} ranks")
-    size = len(counts) // ranks
-    loads = [math.fsum(counts[i : i + size]) for i in range(0, len(counts), size)]
+    size, more = divmod(len(counts), ranks)
+    loads = []
+    first = 0
+    for rank in range(ranks):
+        last = first + size + (rank < more)
+        loads.append(math.fsum(counts[first:last]))
+        first = last
     return max(loads) * ranks / math.fsum(counts)
 
 

@@ -22,21 +22,32 @@ from afd_sched.messages import (
     WorkerFailed,
 )
 from afd_sched.replica import PlanError
+from afd_sched.spans import Recorder
 
 _log = logging.getLogger("afd.worker")
 
 
 def _executor(config: WorkerConfig) -> tuple[StepExecutor, int]:
     """The rank's executor, its weights loaded, and its KV pages."""
+    recorder = Recorder(config.timeline_fd) if config.timeline_fd >= 0 else None
+    executor, pages = _worker(config, recorder)
+    if recorder is None:
+        return executor, pages
+    from afd.worker.watched_steps import WatchedExecutor
+
+    return WatchedExecutor(executor, recorder), pages
+
+
+def _worker(config: WorkerConfig, recorder: Recorder | None) -> tuple[StepExecutor, int]:
     # The two workers' imports differ in weight: an FFN rank needs no decoder.
     if config.role is Role.ATTENTION:
         from afd.worker.attention import AttentionWorker
 
-        attention = AttentionWorker(config)
+        attention = AttentionWorker(config, recorder)
         return Synchronous(attention.step, StepPlan), attention.pages
     from afd.worker.ffn import FfnWorker
 
-    ffn = FfnWorker(config)
+    ffn = FfnWorker(config, recorder)
     return Synchronous(ffn.step, FfnStep), ffn.pages
 
 

@@ -18,13 +18,14 @@ from afd.worker.kv import allocate_kv
 from afd.worker.runner import Runner
 from afd_sched.messages import StepPlan, StepResult
 from afd_sched.replica import SlotTable
+from afd_sched.spans import Recorder
 
 
 class AttentionWorker:
     """``step`` turns a plan into sampled tokens with ``table`` and ``runner``; ``pages`` is the KV
     capacity."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, recorder: Recorder | None = None) -> None:
         """Loads weights; raises AfdError or the extension's HandshakeError."""
         model = config.model
         family = family_of(model.architecture)
@@ -33,8 +34,17 @@ class AttentionWorker:
         weights = load_attention_weights(checkpoint, model, family, weight_type(config.dtype))
         self._port: AttentionPort = open_attention_port(config, family, checkpoint, pool)
         cache, self.pages = allocate_kv(config)
-        decoder = Decoder(model, family, weights, cache, pool, config.context_length)
-        self.runner = Runner(model, decoder, self._port, config.max_rows, config.page_size)
+        decoding = (model, family, weights, cache, pool, config.context_length)
+        running = (config.max_rows, config.page_size)
+        if recorder is None:
+            decoder = Decoder(*decoding)
+            self.runner = Runner(model, decoder, self._port, *running)
+        else:
+            from afd.worker.watched import WatchedDecoder, WatchedPort, WatchedRunner
+
+            decoder = WatchedDecoder(recorder, *decoding)
+            self._port = WatchedPort(self._port, recorder)
+            self.runner = WatchedRunner(recorder, model, decoder, self._port, *running)
         self.table = SlotTable(
             slots=config.max_running_requests,
             pages_per_slot=-(-config.context_length // config.page_size),

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import zmq
 
 from afd_sched.links import WorkerLink
-from afd_sched.messages import FfnResult, FfnStep, StepPlan, StepResult, Stop
+from afd_sched.messages import FfnResult, FfnStep, Ping, Pong, StepPlan, StepResult, Stop
 
 Plan = TypeVar("Plan", bound=StepPlan | FfnStep)
 _NS_PER_MS = 1_000_000
@@ -86,6 +86,8 @@ class Seat:
         while not self.over and (message := self.link.recv(0)) is not None:
             if isinstance(message, Stop):
                 self.over = True
+            elif isinstance(message, Ping):
+                self.link.send(Pong(self.link.rank, message.sent_ns, time.monotonic_ns()))
             else:
                 self._waiting.append((message, time.monotonic_ns()))
 

@@ -11,6 +11,7 @@
 
 #include "megamoe/memory.h"
 #include "megamoe/tile_schedule.h"
+#include "megamoe/watch.h"
 
 namespace megamoe {
 
@@ -48,10 +49,13 @@ class FfnSide {
 
   // `attention_ranks`: who takes part in this step. False if a failure was reported instead of
   // thrown.
-  MEGAMOE_ROLE bool serve(uint64_t step, int lanes, const List<int32_t>& attention_ranks) {
+  template <class Watch = NoWatch>
+  MEGAMOE_ROLE bool serve(uint64_t step, int lanes, const List<int32_t>& attention_ranks,
+                          Watch watch = {}) {
     const Shape& shape = memory_.layout.shape;
     for (int layer = 0; layer < shape.moe_layers; ++layer) {
       for (int lane = 0; lane < lanes; ++lane) {
+        watch.waiting(layer, lane);
         for (const int32_t rank : attention_ranks) {
           const WaitSite site{
               shape.attention_ranks + ffn_rank_, WordName::Pub, rank, step, layer, lane};
@@ -60,10 +64,12 @@ class FfnSide {
             return false;
           }
         }
+        watch.computing();
         if (!compute(layer, lane, attention_ranks)) return false;
         for (const int32_t rank : attention_ranks) {
           publish<Target>(memory_.done(rank, lane, ffn_rank_), memory_.sequence(step, layer));
         }
+        watch.published(sources_, schedule_);
       }
     }
     return true;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -160,6 +161,27 @@ std::vector<int32_t> agreed_index(Domain& domain, int rank, py::handle owner,
   return index;
 }
 
+// One row for each lane of each layer of a watched step, times in CLOCK_MONOTONIC nanoseconds.
+struct Watched {
+  static constexpr int kColumns = 7;  // layer, lane, wait, compute, published, tokens, tiles
+  std::vector<int64_t>* rows;
+
+  void waiting(int layer, int lane) { add({layer, lane, now()}); }
+  void computing() { add({now()}); }
+  template <class Sources, class Schedule>
+  void published(const Sources& sources, const Schedule& schedule) {
+    int64_t tokens = 0;
+    for (const auto& source : sources) tokens += source.tokens;
+    add({now(), tokens, static_cast<int64_t>(schedule.tiles().size())});
+  }
+
+ private:
+  static int64_t now() { return static_cast<int64_t>(Target::now_ns()); }
+  void add(std::initializer_list<int64_t> values) {
+    rows->insert(rows->end(), values.begin(), values.end());
+  }
+};
+
 class PyFfnSide {
  public:
   PyFfnSide(const DomainHandle& domain, int rank, py::handle owner, const ColocatedExperts& experts,
@@ -170,6 +192,34 @@ class PyFfnSide {
               Target::Experts(experts.bank(), pool), deadline_ns(deadline_ms)) {}
 
   void serve(int64_t step, int lanes, py::handle attention_ranks) {
+    const auto chosen = checked_ranks(step, lanes, attention_ranks);
+    const py::gil_scoped_release release;
+    side_.serve(static_cast<uint64_t>(step), lanes, chosen);
+  }
+
+  py::array_t<int64_t> serve_watched(int64_t step, int lanes, py::handle attention_ranks) {
+    const auto chosen = checked_ranks(step, lanes, attention_ranks);
+    std::vector<int64_t> rows;
+    {
+      const py::gil_scoped_release release;
+      side_.serve(static_cast<uint64_t>(step), lanes, chosen, Watched{&rows});
+    }
+    py::array_t<int64_t> out({static_cast<py::ssize_t>(rows.size()) / Watched::kColumns,
+                              py::ssize_t{Watched::kColumns}});
+    std::copy(rows.begin(), rows.end(), out.mutable_data());
+    return out;
+  }
+
+  py::array_t<int64_t> expert_tokens() const {
+    py::array_t<int64_t> out({opened_.shape().moe_layers, opened_.shape().experts});
+    std::copy(side_.expert_tokens().begin(), side_.expert_tokens().end(), out.mutable_data());
+    return out;
+  }
+
+  const FfnSide<Target>& side() const { return side_; }
+
+ private:
+  std::vector<int32_t> checked_ranks(int64_t step, int lanes, py::handle attention_ranks) const {
     opened_.checked_step(step);
     check_range("lanes", lanes, 1, opened_.shape().lanes);
     const int32_t* ranks = vector_of<const int32_t>(attention_ranks, "attention_ranks", kAny);
@@ -184,19 +234,9 @@ class PyFfnSide {
                                  std::to_string(chosen[i]) + "; replay under a new generation");
       }
     }
-    const py::gil_scoped_release release;
-    side_.serve(static_cast<uint64_t>(step), lanes, chosen);
+    return chosen;
   }
 
-  py::array_t<int64_t> expert_tokens() const {
-    py::array_t<int64_t> out({opened_.shape().moe_layers, opened_.shape().experts});
-    std::copy(side_.expert_tokens().begin(), side_.expert_tokens().end(), out.mutable_data());
-    return out;
-  }
-
-  const FfnSide<Target>& side() const { return side_; }
-
- private:
   Opened opened_;
   FfnSide<Target> side_;
 };
@@ -222,6 +262,8 @@ void bind_sides(py::module_& module) {
            py::arg("domain"), py::arg("rank"), py::arg("owner"), py::arg("experts"),
            py::arg("pool"), py::arg("deadline_ms"), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
       .def("serve", &PyFfnSide::serve, py::arg("step"), py::arg("lanes"),
+           py::arg("attention_ranks"))
+      .def("serve_watched", &PyFfnSide::serve_watched, py::arg("step"), py::arg("lanes"),
            py::arg("attention_ranks"))
       .def_property_readonly("wait_ns", [](const PyFfnSide& self) { return self.side().wait_ns(); })
       .def_property_readonly("expert_tokens", &PyFfnSide::expert_tokens);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,11 +11,23 @@ from afd_sched.deltas import PlanDeltas
 from afd_sched.ints import pack_int32
 from afd_sched.messages import Admit, SamplingParams
 from afd_sched.placement import Placement
+from afd_sched.policy import SchedulePolicy, in_order, place
 from afd_sched.prefill import PrefillManager
 from afd_sched.req import Req, RequestRefused
 from afd_sched.residents import Residents
 from afd_sched.stops import StopTokens
 from afd_sched.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """``total_tokens``: most tokens of a request, prompt and answer; ``queued_requests``: most
+    that may wait for a slot, None for any number; ``priorities``: whether requests may have one."""
+
+    total_tokens: int
+    queued_requests: int | None
+    priorities: bool
+    policy: SchedulePolicy
 
 
 class Admission:
@@ -29,13 +43,13 @@ class Admission:
         prefill: PrefillManager,
         stops: StopTokens,
         deltas: PlanDeltas,
-        max_total_tokens: int,
+        limits: AdmissionLimits,
     ) -> None:
         self._residents = residents
         self._prefill = prefill
         self._stops = stops
         self._deltas = deltas
-        self._max_total_tokens = max_total_tokens
+        self._limits = limits
         self._slots = residents.table.slots
         self._page_size = residents.cache.page_size
         self.queue = WaitingQueue()
@@ -43,10 +57,15 @@ class Admission:
         self.cached_tokens = 0
 
     def request(
-        self, uid: int, input_ids: NDArray[np.int32], sampling: SamplingParams, now: int
+        self,
+        uid: int,
+        input_ids: NDArray[np.int32],
+        sampling: SamplingParams,
+        priority: int,
+        now: int,
     ) -> Req:
-        """Queues a new request; raises RequestRefused if it can never run."""
-        count, most = len(input_ids), self._max_total_tokens
+        """Queues a new request; raises RequestRefused if it can never run, or not now."""
+        count, most = len(input_ids), self._limits.total_tokens
         if sampling.max_new_tokens < 1:
             raise RequestRefused(
                 f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}"
@@ -58,28 +77,42 @@ class Admission:
                 f"a prompt of {count} tokens leaves no room to answer: a request may have "
                 f"{most} tokens in all"
             )
+        order = place(uid, priority, self._limits.priorities, now)
+        self._check_queue()
         limit = min(count + sampling.max_new_tokens, most)
-        req = Req(uid, pack_int32(input_ids), sampling, limit, (now, uid))
+        req = Req(uid, pack_int32(input_ids), sampling, limit, order, now)
         self.queue.add(req)
         return req
 
+    def _check_queue(self) -> None:
+        most = self._limits.queued_requests
+        # A request for which there is a free slot does not wait in earnest.
+        waiting = len(self.queue) - self._residents.table.all_free
+        if most is not None and waiting >= most:
+            raise RequestRefused(
+                f"the queue is full: {waiting} requests wait for a slot already and "
+                f"--max-queued-requests is {most}; try again later"
+            )
+
     def admit(self, now: int) -> None:
-        """First come, first served: a head that does not fit holds the others back, so that none
-        starves."""
+        """Admits what fits, in the order of the policy: the first that does not fit holds the
+        others back, so that none starves."""
         residents = self._residents
         placement = Placement(residents)
         entered: list[int] = []
-        for req in self.queue:
+        for req in in_order(self._limits.policy, self.queue, residents, now):
+            count = req.count
             path = residents.match(req.tokens)
-            chosen = placement.choose(req.count, path)
+            chosen = placement.choose(count, path)
             if chosen is None:
                 break
             rank, nodes = chosen
-            cached = residents.enter(req, rank, path[:nodes])
-            placement.take(rank, residents.cache.pages_for(req.count) - cached)
+            path = path[:nodes]
+            cached = residents.enter(req, rank, path)
+            placement.take(rank, residents.cache.pages_for(count) - cached, path)
             entered.append(req.slot)
-            self._announce(req, cached * self._page_size)
-        self.queue.take(len(entered))
+            self.queue.remove(req)
+            self._announce(req, count, cached * self._page_size)
         if entered:
             residents.settle(entered, now)
         elif residents.untidy:
@@ -87,10 +120,11 @@ class Admission:
             residents.tidy(now)
             self.admit(now)
 
-    def _announce(self, req: Req, cached: int) -> None:
-        sampling, slot, count = req.sampling, req.slot, req.count
+    def _announce(self, req: Req, count: int, cached: int) -> None:
+        sampling, slot = req.sampling, req.slot
         self._prefill.add(req, count - cached)
-        self._stops.watch(slot, sampling.stop_token_ids)
+        if sampling.stop_token_ids:
+            self._stops.watch(slot, sampling.stop_token_ids)
         self.prompt_tokens += count
         self.cached_tokens += cached
         admit = Admit(

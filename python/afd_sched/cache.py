@@ -60,13 +60,8 @@ class CacheManager:
     def held_pages(self, slots: I64) -> tuple[I64, I32]:
         """The pages of several slots end to end, with the slot of each."""
         counts = self.held[slots]
-        return np.repeat(slots, counts), self.pages_at(slots, np.zeros_like(counts), counts)
-
-    def pages_at(self, slots: I64, first: I64, counts: I64) -> I32:
-        """``counts`` pages of each slot from its ``first`` on, end to end."""
-        at = positions_within(counts) + np.repeat(first, counts)
-        pages: I32 = self._table[np.repeat(slots, counts), at]
-        return pages
+        owners = np.repeat(slots, counts)
+        return owners, self._table[owners, positions_within(counts)]
 
     def pages_of(self, slot: int, first: int, end: int) -> I32:
         """A view of some of one slot's pages."""
@@ -83,11 +78,16 @@ class CacheManager:
         """The slots hold nothing any more; ``give_back`` says which pages are free for it."""
         self.held[slots] = 0
 
-    def give_back(self, ranks: Sequence[int], pages: Sequence[I32]) -> None:
-        """Frees pages that no step in flight names; ``ranks`` ascend, one per array of pages."""
-        owners = np.repeat(ranks, [len(some) for some in pages])
-        returned = np.bincount(owners, minlength=len(self.free))
+    def reset(self, rank: int) -> None:
+        """All pages of a rank are free, and its slots hold none."""
+        pages = int(self.pages[rank])
+        self._stack[rank, :pages] = np.arange(pages - 1, -1, -1)
+        self.free[rank] = pages
+        self.held[rank * self._slots : (rank + 1) * self._slots] = 0
+
+    def give_back(self, ranks: I64, pages: I32) -> None:
+        """Frees pages that no step in flight names, with the rank of each; ranks ascend."""
+        returned = np.bincount(ranks, minlength=len(self.free))
         first = np.cumsum(returned) - returned
-        at = self.free[owners] + (np.arange(len(owners)) - first[owners])
-        self._stack[owners, at] = np.concatenate(pages)
+        self._stack[ranks, self.free[ranks] + (np.arange(len(ranks)) - first[ranks])] = pages
         self.free += returned

@@ -7,6 +7,7 @@ import time
 import msgspec
 import zmq
 
+from afd_sched.clocks import Clocks
 from afd_sched.links import FRONTEND, CoordinatorLink, worker_identity
 from afd_sched.messages import (
     PROTOCOL_VERSION,
@@ -17,6 +18,8 @@ from afd_sched.messages import (
     GetStats,
     Hello,
     Message,
+    Ping,
+    Pong,
     RankLost,
     Ready,
     Started,
@@ -25,15 +28,20 @@ from afd_sched.messages import (
     Stop,
     WorkerFailed,
 )
-from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig
+from afd_sched.scheduler import RunFailed, Scheduler, SchedulerConfig
 from afd_sched.security import CoordinatorKeys
+from afd_sched.spans import Phase, Recorder
 from afd_sched.steps import StepLoop
+from afd_sched.watched import WatchedStepLoop
+
+_PING_ROUNDS = 5
+_PING_PATIENCE_S = 2.0
 
 
 class CoordinatorConfig(SchedulerConfig, frozen=True, kw_only=True):
     """SchedulerConfig and the process's own; ``lifeline_fd`` ends with the launcher.
 
-    ``listening_fd`` and ``keys``: see CoordinatorLink.
+    ``listening_fd`` and ``keys``: see CoordinatorLink; ``timeline_fd``: see Recorder, -1 for none.
     """
 
     endpoint: str
@@ -41,6 +49,7 @@ class CoordinatorConfig(SchedulerConfig, frozen=True, kw_only=True):
     log_level: str
     lifeline_fd: int
     listening_fd: int = -1
+    timeline_fd: int = -1
     keys: CoordinatorKeys | None = None
 
     @property
@@ -69,6 +78,7 @@ class Coordinator:
         self._link = link
         self._loop: StepLoop | None = None
         self._pages: dict[int, int] = {}
+        self._clocks = Clocks()
         # A ROUTER drops what it sends to a peer that has not spoken yet.
         self._frontend_here = False
         self._poller = zmq.Poller()
@@ -84,7 +94,7 @@ class Coordinator:
                 try:
                     for rank, message in self._loop.advance(time.monotonic() * 1000):
                         self._send(rank, message)
-                except BadResult as error:
+                except RunFailed as error:
                     raise _Over(Failed(error.rank, str(error))) from error
         except _Over as over:
             if over.failure is not None:
@@ -123,6 +133,7 @@ class Coordinator:
                 )
         pages = [self._pages[rank] for rank in range(config.attention_ranks)]
         scheduler = Scheduler(config, pages)
+        recorder = self._compare_clocks() if config.timeline_fd >= 0 else None
         self._link.send(
             FRONTEND,
             Started(
@@ -130,7 +141,22 @@ class Coordinator:
                 max_total_tokens=scheduler.max_total_tokens,
             ),
         )
-        return StepLoop(scheduler, config.attention_ranks, config.ffn_ranks)
+        sizes = (scheduler, config.attention_ranks, config.ffn_ranks)
+        return StepLoop(*sizes) if recorder is None else WatchedStepLoop(*sizes, recorder)
+
+    def _compare_clocks(self) -> Recorder:
+        """A timeline's recorder, with every rank's clock against this one in it."""
+        recorder = Recorder(self._config.timeline_fd)
+        for _ in range(_PING_ROUNDS):
+            for rank in range(self._config.ranks):
+                self._send(rank, Ping(time.monotonic_ns()))
+        deadline = time.monotonic() + _PING_PATIENCE_S
+        while len(self._clocks.offsets) < self._config.ranks and time.monotonic() < deadline:
+            self._drain(max(0.0, deadline - time.monotonic()))
+        for rank, clock in self._clocks.offsets.items():
+            recorder.step = rank
+            recorder.span(Phase.CLOCK, clock.offset_ns, clock.offset_ns + clock.round_trip_ns)
+        return recorder
 
     def _send(self, rank: int | None, message: Message) -> None:
         self._link.send(FRONTEND if rank is None else worker_identity(rank), message)
@@ -165,9 +191,15 @@ class Coordinator:
             case Abort() if self._loop is not None:
                 self._loop.abort(message)
             case GetStats() if self._loop is not None:
-                self._link.send(FRONTEND, Stats(self._loop.values() | self._link.values()))
+                self._link.send(FRONTEND, Stats(self._values(self._loop)))
+                if message.restart:
+                    self._loop.statistics.restart()
             case _:
                 self._refuse(FRONTEND, message)
+
+    def _values(self, loop: StepLoop) -> dict[str, float]:
+        own = {"clock_ms": time.monotonic() * 1000, "cpu_ms": time.process_time() * 1000}
+        return loop.values() | self._link.values() | own
 
     def _from_worker(self, identity: bytes, message: Message) -> None:
         rank = getattr(message, "rank", -1)
@@ -179,6 +211,8 @@ class Coordinator:
                 self._check_version(rank, message.version)
             case Ready() if self._loop is None:
                 self._ready(message)
+            case Pong():
+                self._clocks.pong(message, time.monotonic_ns())
             case WorkerFailed():
                 raise _Over(Failed(rank, message.reason))
             case StepResult() | FfnResult() if self._loop is not None and self._loop.result(

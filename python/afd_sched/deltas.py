@@ -36,6 +36,11 @@ class PlanDeltas:
             else:
                 self._retired.setdefault(rank, []).append(slot - rank * self._slots)
 
+    def forget(self, rank: int) -> None:
+        """The rank's worker is gone, and with it the table that the deltas were for."""
+        self._retired.pop(rank, None)
+        self._admitted.pop(rank, None)
+
     def plans(
         self,
         step: int,
@@ -47,31 +52,39 @@ class PlanDeltas:
         """The plan of each of ``ranks``, which share one object where nothing changed. ``grown``:
         slots that got a page in this step, and the pages."""
         plans = dict.fromkeys(ranks, StepPlan(step=step, lanes=lanes))
-        more = self._by_rank(*grown)
-        # Mostly the same ranks, and far from all of them.
+        # Mostly all of them, but for ranks that have nothing to run.
         retired = {r: self._retired.pop(r) for r in [*self._retired] if r in plans}
         admitted = {r: self._admitted.pop(r) for r in [*self._admitted] if r in plans}
-        announced = sorted(slot for slots in admitted.values() for slot in slots)
-        if announced:
-            first = self._by_rank(*self._cache.held_pages(np.array(announced)))
-            more = {r: first.get(r, b"") + more.get(r, b"") for r in {**first, **more}}
-        for rank in {**more, **retired, **admitted, **chunks}:
+        pages = self._pages([slot for slots in admitted.values() for slot in slots], *grown)
+        for rank in {**pages, **retired, **admitted, **chunks}:
             plans[rank] = StepPlan(
                 step,
                 lanes,
                 pack_few_int32(retired[rank]) if rank in retired else b"",
                 tuple(admitted[rank].values()) if rank in admitted else (),
-                more.get(rank, b""),
+                pages.get(rank, b""),
                 pack_few_int32(chunks[rank].pairs) if rank in chunks else b"",
             )
         return plans
+
+    def _pages(self, announced: list[int], slots: I64, pages: I32) -> dict[int, bytes]:
+        """All pages of newly announced slots, and one more of each of ``slots``, by rank."""
+        if announced:
+            owners, first = self._cache.held_pages(np.array(announced))
+            slots, pages = np.concatenate([owners, slots]), np.concatenate([first, pages])
+            by_rank = np.argsort(slots // self._slots, kind="stable")
+            slots, pages = slots[by_rank], pages[by_rank]
+        return self._by_rank(slots, pages)
 
     def _by_rank(self, slots: I64, pages: I32) -> dict[int, bytes]:
         """Pairs of (slot, page) as bytes; slots in ascending order of rank."""
         if not len(slots):
             return {}
         ranks = slots // self._slots
-        data = pack_int32(np.stack([slots - ranks * self._slots, pages], axis=1))
+        pairs = np.empty((len(slots), 2), np.int32)
+        pairs[:, 0] = slots - ranks * self._slots
+        pairs[:, 1] = pages
+        data = pack_int32(pairs)
         starts = np.flatnonzero(np.diff(ranks, prepend=-1))
         bounds = [8 * at for at in (*starts.tolist(), len(slots))]
         present = ranks[starts].tolist()

@@ -69,10 +69,16 @@ class _Dealer(Generic[T]):
     """One peer's end; ``socket`` may be polled together with other descriptors."""
 
     def __init__(
-        self, endpoint: str, identity: bytes, incoming: Any, keys: PeerKeys | None = None
+        self,
+        endpoint: str,
+        identity: bytes,
+        incoming: Any,
+        keys: PeerKeys | None = None,
+        shared: zmq.Context[Any] | None = None,
     ) -> None:
         _check_keys(endpoint, keys)
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._own_context = shared is None
+        self._context: zmq.Context[Any] = zmq.Context() if shared is None else shared
         self.socket = _socket(self._context, zmq.DEALER, endpoint, _MAX_MESSAGE_BYTES)
         self.socket.setsockopt(zmq.IDENTITY, identity)
         if keys is not None:
@@ -97,14 +103,22 @@ class _Dealer(Generic[T]):
     def close(self) -> None:
         """Sends what is queued, for at most a second, and closes."""
         self.socket.close()
-        self._context.term()
+        if self._own_context:
+            self._context.term()
 
 
 class WorkerLink(_Dealer[ToWorker]):
-    """A worker's end."""
+    """A worker's end; ranks that live in one process share a context."""
 
-    def __init__(self, endpoint: str, rank: int, keys: PeerKeys | None = None) -> None:
-        super().__init__(endpoint, worker_identity(rank), ToWorker, keys)
+    def __init__(
+        self,
+        endpoint: str,
+        rank: int,
+        keys: PeerKeys | None = None,
+        shared: zmq.Context[Any] | None = None,
+    ) -> None:
+        self.rank = rank
+        super().__init__(endpoint, worker_identity(rank), ToWorker, keys, shared)
 
 
 class FrontendLink(_Dealer[ToFrontend]):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # What the receiver keeps in arrays is bounded here, so that no message can overflow one.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -43,11 +43,13 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes."""
+    """Start a request. ``uid`` is chosen by the front end and grows; ids are int32 bytes. A higher
+    ``priority`` goes first, if the scheduler has priorities."""
 
     uid: Id
     input_ids: bytes
     sampling: SamplingParams
+    priority: int = 0
 
 
 class Abort(Message, frozen=True):
@@ -68,7 +70,9 @@ class RankLost(Message, frozen=True):
 
 
 class GetStats(Message, frozen=True):
-    """Front end -> coordinator: send one Stats."""
+    """Front end -> coordinator: send one Stats, then ``restart`` the step times."""
+
+    restart: bool = False
 
 
 # ----------------------------------------------------------------- coordinator -> front end
@@ -158,6 +162,12 @@ class FfnStep(Message, frozen=True):
     attention_ranks: bytes
 
 
+class Ping(Message, frozen=True):
+    """Answer with a Pong at once; ``sent_ns`` is the coordinator's clock."""
+
+    sent_ns: Count
+
+
 # ----------------------------------------------------------------- workers -> coordinator
 
 
@@ -199,6 +209,14 @@ class FfnResult(Message, frozen=True):
     wait_us: Count
 
 
+class Pong(Message, frozen=True):
+    """The Ping's ``sent_ns`` and the worker's own clock (time.monotonic_ns)."""
+
+    rank: Rank
+    sent_ns: Count
+    clock_ns: Count
+
+
 class WorkerFailed(Message, frozen=True):
     """A worker cannot go on; it ends after this message."""
 
@@ -216,7 +234,8 @@ ToCoordinator = (
     | Ready
     | StepResult
     | FfnResult
+    | Pong
     | WorkerFailed
 )
 ToFrontend = Started | Tokens | Rejected | Failed | Stats
-ToWorker = StepPlan | FfnStep | Stop
+ToWorker = StepPlan | FfnStep | Ping | Stop

@@ -25,7 +25,7 @@ class Placement:
 
     def __init__(self, residents: Residents) -> None:
         self._slots = residents.table.slots
-        self._cache = residents.cache
+        self._page_size = residents.cache.page_size
         self._table = residents.table
         self._evictable = residents.tree.evictable
         self._pages: list[int] = residents.cache.pages.tolist()
@@ -47,17 +47,18 @@ class Placement:
         """A rank for a request of ``tokens``, and how many nodes of its known prefix ``path`` the
         rank holds; None if it fits nowhere."""
         load, spare = self._load, self._spare
-        need = self._cache.pages_for(tokens + 1)
+        need = -(-(tokens + 1) // self._page_size)
         least = int(load.argmin())
-        if load[least] == inf:
+        lightest = load[least]
+        if lightest == inf:
             return None
-        if path and (cached := self._cached(need, path, float(load[least]) + CACHE_SLACK)):
+        if path and (cached := self._cached(need, path, float(lightest) + CACHE_SLACK)):
             return cached
         if need > spare[least]:
             least = int(np.where(np.array(spare) >= need, load, inf).argmin())
             if need > spare[least] or load[least] == inf:
                 return None
-        return least, sum(least in node.holdings for node in path)
+        return least, sum(least in node.holdings for node in path) if path else 0
 
     def _cached(self, need: int, path: Sequence[Node], bound: float) -> tuple[int, int] | None:
         """The rank that holds most of the path, of those whose load is within ``bound``."""
@@ -69,8 +70,12 @@ class Placement:
                 return best, count
         return None
 
-    def take(self, rank: int, pages: int) -> None:
-        """A request that needs ``pages`` of its own has entered."""
+    def take(self, rank: int, pages: int, path: Sequence[Node]) -> None:
+        """A request that needs ``pages`` of its own beside its cached ``path`` has entered."""
         self._free[rank] -= pages
         self._running[rank] += 1
-        self._refresh(rank)
+        if path or not self._table.free(rank):
+            self._refresh(rank)
+        else:
+            self._spare[rank] -= pages + 1
+            self._load[rank] += 1 / self._slots + pages / self._pages[rank]

@@ -64,6 +64,10 @@ class PrefillManager:
             if rank in self._prompts:
                 self._keep(rank, [p for p in self._prompts[rank] if p.slot != slot])
 
+    def forget(self, rank: int) -> None:
+        """No prompt of a rank runs on."""
+        self._prompts.pop(rank, None)
+
     def _keep(self, rank: int, prompts: list[_Prompt]) -> None:
         if prompts:
             self._prompts[rank] = prompts

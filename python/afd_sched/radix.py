@@ -119,6 +119,11 @@ class RadixCache:
                 self._queue(rank, holding)
             node = node.parent
 
+    def holds_next(self, node: Node, tokens: bytes, at: int, rank: int) -> bool:
+        """Whether ``rank`` holds the page of ``tokens`` that follows ``node``."""
+        child = node.children.get(tokens[at : at + self._page_bytes])
+        return child is not None and rank in child.holdings
+
     def insert(
         self, node: Node, tokens: bytes, at: int, end: int, pages: I32, rank: int, now: int
     ) -> tuple[Node, list[I32]]:
@@ -178,6 +183,20 @@ class RadixCache:
                 count -= len(holding.pages)
                 self._drop(rank, holding)
         return given
+
+    def forget(self, rank: int) -> None:
+        """A rank has lost all that it held, locked or not."""
+        self._leaves[rank].clear()
+        self.evictable[rank] = 0
+        below = [self.root]
+        for node in below:
+            below += node.children.values()
+        # Leaves first, so that a node that nobody holds has no children when it goes.
+        for node in reversed(below):
+            node.holdings.pop(rank, None)
+            if not node.holdings and node.parent is not None:
+                del node.parent.children[node.key[: self._page_bytes]]
+                self.nodes -= 1
 
     def _drop(self, rank: int, holding: Holding) -> None:
         node = holding.node

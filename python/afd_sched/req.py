@@ -20,7 +20,7 @@ class FinishReason(IntEnum):
 
 
 class RequestRefused(Exception):
-    """The request can never run; the message is a sentence for the user."""
+    """The request can never run, or not now; the message is a sentence for the user."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,8 @@ class Req:
     """``tokens``: the prompt and what was generated before the last admission (int32 bytes).
 
     ``limit``: total tokens, prompt included, at which it ends. ``order``: requests with a smaller
-    one go first; unique. ``slot``, numbered through all ranks, is -1 while it waits.
+    one go first; unique. ``arrival``: the step in which it came. ``slot``, numbered through all
+    ranks, is -1 while it waits.
     """
 
     uid: int
@@ -36,6 +37,7 @@ class Req:
     sampling: SamplingParams
     limit: int
     order: tuple[int, int]
+    arrival: int
     slot: int = -1
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from afd_sched.cache import CacheManager
 from afd_sched.decode import DecodeManager
 from afd_sched.history import TokenHistory
+from afd_sched.ints import positions_within
 from afd_sched.radix import Node, RadixCache
 from afd_sched.req import TOKEN_BYTES, Req
 from afd_sched.table import TableManager
@@ -27,8 +27,8 @@ I64 = NDArray[np.int64]
 @dataclass(slots=True)
 class Resident:
     """A request in a slot. ``tokens``: its tokens at admission, int32 bytes. Its first
-    ``depth`` pages are the prefix cache's down to ``node``, or, where that had them already, the
-    slot's own doubles (``spare``)."""
+    ``depth`` pages are the prefix cache's, down to ``node``; once it has left, some of these may
+    be doubles of what the cache had already (``spare``)."""
 
     req: Req
     tokens: bytes
@@ -37,19 +37,33 @@ class Resident:
     spare: list[I32]
 
 
-@dataclass(slots=True)
-class _Left:
-    """A request that has left its slot: its known ``tokens``, the ``pages`` it held, and how many
-    of them are ``filled`` with the keys and values of whole pages of tokens."""
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Requests that have left their ``slots``, with what these held until then: ``counts`` pages
+    each, ``pages`` end to end; ``fed`` rows of theirs have run, and of their tokens ``prompt`` and
+    ``generated`` are known. Nobody else writes to the pages until they are given back."""
 
-    resident: Resident
-    rank: int
-    tokens: bytes
+    slots: I64
+    residents: list[Resident]
     pages: I32
-    filled: int
+    counts: I64
+    fed: I32
+    prompt: I32
+    generated: I32
 
 
-_RANK = attrgetter("rank")
+def _only(left: Left, keep: NDArray[np.bool_]) -> Left:
+    residents = [r for r, kept in zip(left.residents, keep.tolist(), strict=True) if kept]
+    pages = left.pages[np.repeat(keep, left.counts)]
+    return Left(
+        left.slots[keep],
+        residents,
+        pages,
+        left.counts[keep],
+        left.fed[keep],
+        left.prompt[keep],
+        left.generated[keep],
+    )
 
 
 class Residents:
@@ -75,7 +89,7 @@ class Residents:
         self.by_slot: dict[int, Resident] = {}
         # What ``tidy`` is to do: prompts that have run, by slot, and requests that have left.
         self._prompts: list[tuple[int, Resident]] = []
-        self._left: list[_Left] = []
+        self._left: list[Left] = []
         # Retired slots with the last step that may name them.
         self._freeing: deque[tuple[int, I64]] = deque()
 
@@ -86,6 +100,10 @@ class Residents:
         if not self._radix:
             return []
         return self.tree.match(tokens, len(tokens) - TOKEN_BYTES)
+
+    def known_tokens(self, tokens: bytes) -> int:
+        """How many of a request's first tokens some rank has in its prefix cache."""
+        return sum(len(node.key) for node in self.match(tokens)) // TOKEN_BYTES
 
     def enter(self, req: Req, rank: int, path: Sequence[Node]) -> int:
         """Takes a slot and the cached pages of ``path``; returns the number of these. ``settle``
@@ -136,7 +154,32 @@ class Residents:
         missing = count - int(self.cache.free[rank])
         # A page for each slot more than needed, so that a full pool is not visited every step.
         if missing > 0 and (given := self.tree.evict(rank, missing + self._slots)):
-            self.cache.give_back([rank] * len(given), given)
+            pages = np.concatenate(given)
+            self.cache.give_back(np.full(len(pages), rank), pages)
+
+    # ------------------------------------------------------------------------------- losing
+
+    def lose(self, rank: int) -> None:
+        """Empties a rank whose worker is gone, with its pages and its prefix cache; it takes no
+        request until ``restore``."""
+        resident = self.running.slots_of(rank)
+        if len(resident):
+            self.running.retire(resident)
+        mine = range(rank * self._slots, (rank + 1) * self._slots)
+        for slot in mine:
+            self.by_slot.pop(slot, None)
+        self._prompts = [(slot, r) for slot, r in self._prompts if slot not in mine]
+        self._left = [_only(left, left.slots // self._slots != rank) for left in self._left]
+        self._freeing = deque(
+            (last, slots[slots // self._slots != rank]) for last, slots in self._freeing
+        )
+        self.tree.forget(rank)
+        self.cache.reset(rank)
+        self.table.close(rank)
+
+    def restore(self, rank: int) -> None:
+        """The rank has a new worker, which knows nothing."""
+        self.table.reopen(rank)
 
     # ------------------------------------------------------------------------------- running
 
@@ -157,22 +200,45 @@ class Residents:
         for slot, resident in self._prompts:
             # Whoever has left since is among the others.
             if self.by_slot.get(slot) is resident:
-                whole = len(resident.tokens) // (TOKEN_BYTES * self._page_size)
-                held = self.cache.pages_of(slot, 0, whole)
-                self._insert(resident, slot // self._slots, resident.tokens, held, now)
+                self._remember(slot, resident, now)
         self._prompts.clear()
+        for left in self._left:
+            self._leave(left, now)
+        self._left.clear()
+
+    def _remember(self, slot: int, resident: Resident, now: int) -> None:
+        tokens, rank = resident.tokens, slot // self._slots
+        pages = len(tokens) // (TOKEN_BYTES * self._page_size)
+        at = resident.depth * TOKEN_BYTES * self._page_size
+        # Another request was faster: to use its pages beside the doubles that the slot has would
+        # keep both from being freed, and could leave too few pages for a request to run alone.
+        if not self.tree.holds_next(resident.node, tokens, at, rank):
+            self._insert(resident, rank, tokens, self.cache.pages_of(slot, 0, pages), now)
+
+    def _leave(self, left: Left, now: int) -> None:
+        """Leaves to the prefix cache all whole pages that requests have filled, and frees the
+        rest."""
+        known = left.prompt + left.generated
+        # Every row that was planned has run.
+        filled = (np.minimum(left.fed, known) // self._page_size).tolist()
+        answers = self._answers(left)
+        ends = np.cumsum(left.counts)
+        bounds = zip((ends - left.counts).tolist(), ends.tolist(), strict=True)
         ranks: list[int] = []
-        pages: list[I32] = []
-        for left in sorted(self._left, key=_RANK):
-            resident, rank = left.resident, left.rank
-            self._insert(resident, rank, left.tokens, left.pages[: left.filled], now)
+        rest: list[I32] = []
+        for at, (rank, (begin, end)) in enumerate(
+            zip((left.slots // self._slots).tolist(), bounds, strict=True)
+        ):
+            resident, pages = left.residents[at], left.pages[begin:end]
+            tokens = resident.tokens + answers[at]
+            self._insert(resident, rank, tokens, pages[: filled[at]], now)
             self.tree.unlock(resident.node, rank, now)
-            own = [*resident.spare, left.pages[resident.depth :]]
+            own = [*resident.spare, pages[resident.depth :]]
             ranks += [rank] * len(own)
-            pages += own
-        if self._left:
-            self.cache.give_back(ranks, pages)
-            self._left.clear()
+            rest += own
+        if rest:
+            owners = np.repeat(np.array(ranks), [len(pages) for pages in rest])
+            self.cache.give_back(owners, np.concatenate(rest))
 
     def _insert(self, resident: Resident, rank: int, tokens: bytes, pages: I32, now: int) -> None:
         """Hands ``pages``, the first of the slot's, over, as far as they are still its own."""
@@ -189,13 +255,29 @@ class Residents:
     def generated(self, slots: I64) -> list[bytes]:
         """What the requests of slots generated since their admission, as far as it is committed;
         int32 bytes."""
-        first = self.running.prompt[slots].astype(np.int64) - 1
-        tokens = self.running.generated[slots].astype(np.int64)
+        return self._answers(self._holdings(slots))
+
+    def _holdings(self, slots: I64) -> Left:
+        running = self.running
+        return Left(
+            slots,
+            [self.by_slot[slot] for slot in slots.tolist()],
+            self.cache.held_pages(slots)[1],
+            self.cache.held[slots],
+            running.fed[slots],
+            running.prompt[slots],
+            running.generated[slots],
+        )
+
+    def _answers(self, left: Left) -> list[bytes]:
+        first = left.prompt.astype(np.int64) - 1
+        tokens = left.generated.astype(np.int64)
         begin, end = first // self._page_size, -(-(first + tokens) // self._page_size)
         counts = np.where(tokens > 0, end - begin, 0)
-        data = self.history.read(slots, self.cache.pages_at(slots, begin, counts), counts)
-        at = (np.cumsum(counts) - counts - begin) * self._page_size + first
-        bounds = zip((at * TOKEN_BYTES).tolist(), (tokens * TOKEN_BYTES).tolist(), strict=True)
+        at = np.repeat(np.cumsum(left.counts) - left.counts + begin, counts)
+        data = self.history.read(left.slots, left.pages[at + positions_within(counts)], counts)
+        starts = (np.cumsum(counts) - counts - begin) * self._page_size + first
+        bounds = zip((starts * TOKEN_BYTES).tolist(), (tokens * TOKEN_BYTES).tolist(), strict=True)
         return [data[start : start + size] for start, size in bounds]
 
     # ------------------------------------------------------------------------------- leaving
@@ -214,25 +296,15 @@ class Residents:
         the prefix cache on, their pages come with the next ``tidy``."""
         while self._freeing and self._freeing[0][0] <= committed:
             slots = self._freeing.popleft()[1]
-            counts = self.cache.held[slots]
-            pages = np.split(self.cache.held_pages(slots)[1], np.cumsum(counts)[:-1])
+            if not len(slots):
+                continue
+            left = self._holdings(slots)
             if self._radix:
-                self._leave(slots, pages)
+                self._left.append(left)
             else:
-                self.cache.give_back((slots // self._slots).tolist(), pages)
+                ranks = np.repeat(slots // self._slots, left.counts)
+                self.cache.give_back(ranks, left.pages)
             self.cache.drop(slots)
             for slot in slots.tolist():
                 del self.by_slot[slot]
                 self.table.give_back(slot)
-
-    def _leave(self, slots: I64, pages: Sequence[I32]) -> None:
-        running = self.running
-        known = running.prompt[slots] + running.generated[slots]
-        # Every row that was planned has run.
-        filled = (np.minimum(running.fed[slots], known) // self._page_size).tolist()
-        answers = self.generated(slots)
-        for at, slot in enumerate(slots.tolist()):
-            resident = self.by_slot[slot]
-            tokens = resident.tokens + answers[at]
-            rank = slot // self._slots
-            self._left.append(_Left(resident, rank, tokens, pages[at], filled[at]))

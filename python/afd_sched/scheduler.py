@@ -12,16 +12,22 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from afd_sched.admission import Admission
-from afd_sched.decode import RowOrder
+from afd_sched.admission import Admission, AdmissionLimits
+from afd_sched.decode import LAST_UID
 from afd_sched.deltas import PlanDeltas
+from afd_sched.flight import BadResult as BadResult
+from afd_sched.flight import Planned, StepsExhausted
+from afd_sched.flight import RunFailed as RunFailed
+from afd_sched.flight import StepOrderError as StepOrderError
 from afd_sched.ints import pack_int32
 from afd_sched.messages import FfnStep, SamplingParams, StepPlan
+from afd_sched.policy import SchedulePolicy
 from afd_sched.prefill import Deal, PrefillManager
 from afd_sched.req import FinishReason, Req, RequestRefused
 from afd_sched.residents import Residents
@@ -29,12 +35,15 @@ from afd_sched.stops import StopTokens
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+# A run's sequence numbers, step x MoE layers + layer, have 40 bits; 128 layers leave this many.
+STEP_LIMIT: Final = 2**33
 _ORDER = attrgetter("order")
 _NO_PAGES = np.zeros(0, np.int32)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """``max_running_requests`` and ``chunked_prefill_size`` (tokens) are per attention rank."""
+    """``max_running_requests`` and ``chunked_prefill_size`` (tokens) are per attention rank;
+    ``max_queued_requests`` counts those that no free slot awaits, None for any number."""
 
     attention_ranks: int
     ffn_ranks: int
@@ -46,6 +55,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     overlap: bool
     radix_cache: bool = True
+    schedule_policy: SchedulePolicy = SchedulePolicy.FCFS
+    max_queued_requests: int | None = None
+    priority_scheduling: bool = False
+    first_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +85,6 @@ class TokenBatch:
     finished: NDArray[np.int8]
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A step in flight: the tokens that each rank owes, whose they are (rank by rank), and the
-    slots whose prompts end in it."""
-
-    step: int
-    ranks: list[int]
-    counts: list[int]
-    rows: RowOrder
-    cells: I64
-    prompts: I64
-
-
-class StepOrderError(Exception):
-    """plan or commit was called out of order, or with other ranks' results."""
-
-
-class BadResult(Exception):
-    """A rank returned what its plan cannot give; ``rank`` is its number."""
-
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__(message)
-        self.rank = rank
-
-
 class Scheduler:
     """See the module; every decision is deterministic in the order of calls. Inside, slots are
     numbered through all ranks (rank * slots + slot), so that one array operation serves all."""
@@ -119,15 +107,21 @@ class Scheduler:
         self._prefill = PrefillManager(config.chunked_prefill_size, slots)
         self._stops = StopTokens(ranks * slots)
         self._deltas = PlanDeltas(slots, self._cache)
+        limits = AdmissionLimits(
+            total_tokens=self.max_total_tokens,
+            queued_requests=config.max_queued_requests,
+            priorities=config.priority_scheduling,
+            policy=config.schedule_policy,
+        )
         self._admission = Admission(
-            self._residents, self._prefill, self._stops, self._deltas, self.max_total_tokens
+            self._residents, self._prefill, self._stops, self._deltas, limits
         )
         self._reqs: dict[int, Req] = {}
         # With the last step that may name them.
         self._retracted: dict[int, tuple[int, Req]] = {}
-        self._in_flight: deque[_Planned] = deque()
-        self._next_step = 0
-        self._committed = -1
+        self._in_flight: deque[Planned] = deque()
+        self._next_step = config.first_step
+        self._committed = config.first_step - 1
         self.retractions = 0
 
     @property
@@ -156,11 +150,15 @@ class Scheduler:
         """Requests that hold a slot."""
         return len(self._reqs) - self.waiting
 
-    def add(self, uid: int, input_ids: I32, sampling: SamplingParams) -> None:
-        """Queues a request; raises RequestRefused if it can never run."""
+    def add(self, uid: int, input_ids: I32, sampling: SamplingParams, priority: int = 0) -> None:
+        """Queues a request; raises RequestRefused if it can never run, or not now."""
         if uid in self._reqs:
             raise RequestRefused(f"request {uid} is already open")
-        self._reqs[uid] = self._admission.request(uid, input_ids, sampling, self._next_step)
+        if not 0 <= uid < LAST_UID:
+            raise RequestRefused(f"request ids are from 0 to {LAST_UID - 1}, not {uid}")
+        self._reqs[uid] = self._admission.request(
+            uid, input_ids, sampling, priority, self._next_step
+        )
 
     def abort(self, uid: int) -> None:
         """Ends a request wherever it is; an unknown uid is ignored."""
@@ -186,9 +184,11 @@ class Scheduler:
 
     def plan(self) -> StepBundle | None:
         """The next step, or None if no rank has a row to run; raises StepOrderError if too many
-        steps are in flight."""
+        steps are in flight, StepsExhausted after ``STEP_LIMIT`` steps."""
         if not self.may_plan:
             raise StepOrderError(f"step {self._in_flight[0].step} must be committed first")
+        if self._next_step >= STEP_LIMIT:
+            raise StepsExhausted(-1, f"step {self._next_step} is out of range; restart the engine")
         spent = self._running.spent()
         if len(spent):
             self._retire(spent)
@@ -267,7 +267,7 @@ class Scheduler:
             self.retractions += 1
             self._retire(np.array([req.slot]))
 
-    def _lay_out(self, ranks: list[int], deal: Deal, sitting_out: set[int]) -> tuple[_Planned, int]:
+    def _lay_out(self, ranks: list[int], deal: Deal, sitting_out: set[int]) -> tuple[Planned, int]:
         """Advances every slot that gets rows; the step, and the most rows of a rank."""
         running, order = self._running, self._running.order
         done = np.array(deal.done, np.int64)
@@ -285,14 +285,39 @@ class Scheduler:
             counts += np.bincount(done // self._slots, minlength=len(counts))
             running.extend(np.array(deal.slots, np.int64), np.array(deal.counts, np.int32), done)
             samples[done] = 1
-            order = RowOrder(order.slots[samples[order.slots] > 0], running.uid)
+            order = order.only(np.flatnonzero(samples[order.slots]))
         cells = self._residents.history.cells(order.slots, running.fed[order.slots] - 1)
-        planned = _Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
+        planned = Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
         return planned, int(rows.max())
 
     def tidy(self) -> None:
         """Moves what ended into the prefix cache; to be called when nothing waits for a plan."""
         self._residents.tidy(self._next_step)
+
+    # ------------------------------------------------------------------------------- loss
+
+    def lose(self, rank: int) -> None:
+        """An attention rank's worker is gone: its open requests wait again, with the tokens that
+        are committed, and the steps in flight go on without it. Nothing is placed there until
+        ``restore``."""
+        mine = [req for req in self._reqs.values() if req.slot // self._slots == rank]
+        slots = np.array([req.slot for req in mine], np.int64)
+        answers = self._residents.generated(slots) if mine else []
+        self._stops.forget(slots.tolist())
+        self._running.close(slots)
+        for req, answer in zip(mine, answers, strict=True):
+            req.tokens += answer
+            req.slot = -1
+            self._retracted.pop(req.uid, None)
+            self._admission.queue.add(req)
+        self._prefill.forget(rank)
+        self._deltas.forget(rank)
+        self._residents.lose(rank)
+        self._in_flight = deque(planned.without(rank, self._slots) for planned in self._in_flight)
+
+    def restore(self, rank: int) -> None:
+        """A lost attention rank has a new worker, with an empty table and an empty cache."""
+        self._residents.restore(rank)
 
     # ------------------------------------------------------------------------------- commit
 
@@ -302,32 +327,20 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step != step:
             raise StepOrderError(f"step {step} is not the oldest in flight")
         planned = self._in_flight[0]
-        if results.keys() != set(planned.ranks):
-            raise StepOrderError(
-                f"step {step} ran on ranks {planned.ranks}, results came from {sorted(results)}"
-            )
-        columns = [results[rank] for rank in planned.ranks]
-        lengths = [len(column) for column in columns]
-        if lengths != planned.counts:
-            at = next(i for i, n in enumerate(lengths) if n != planned.counts[i])
-            raise BadResult(
-                planned.ranks[at],
-                f"step {step}: rank {planned.ranks[at]} returned {lengths[at]} tokens, "
-                f"{planned.counts[at]} were planned",
-            )
+        tokens = planned.collect(results)
         self._in_flight.popleft()
         self._committed = step
-        batch = self._deliver(planned, np.concatenate(columns))
+        batch = self._deliver(planned, tokens)
         going_on = planned.prompts[self._running.open[planned.prompts]]
         self._residents.remember(going_on.tolist())
         self._free_committed()
         return batch
 
-    def _deliver(self, planned: _Planned, tokens: I32) -> TokenBatch:
+    def _deliver(self, planned: Planned, tokens: I32) -> TokenBatch:
         running, rows, cells = self._running, planned.rows, planned.cells
         live = np.flatnonzero(running.open[rows.slots])
         if len(live) < len(tokens):
-            rows = RowOrder(rows.slots[live], running.uid)
+            rows = rows.only(live)
             cells, tokens = cells[live], tokens[live]
         slots = rows.slots
         self._residents.history.write(cells, tokens)

@@ -30,7 +30,9 @@ Outgoing = tuple[int | None, Message]
 
 
 @dataclass(slots=True)
-class _Step:
+class InFlight:
+    """A published step and the results that came so far."""
+
     bundle: StepBundle
     published_ms: float
     attention: dict[int, StepResult] = field(default_factory=dict)
@@ -51,13 +53,14 @@ class StepLoop:
         self.scheduler = scheduler
         self.statistics = StepStatistics()
         self._ffn_ranks = range(attention_ranks, attention_ranks + ffn_ranks)
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[InFlight] = deque()
         self._last_commit_ms = 0.0
 
     def generate(self, message: Generate) -> Iterator[Outgoing]:
         """Queues a request, or rejects it."""
         try:
-            self.scheduler.add(message.uid, unpack_int32(message.input_ids), message.sampling)
+            ids = unpack_int32(message.input_ids)
+            self.scheduler.add(message.uid, ids, message.sampling, message.priority)
         except (RequestRefused, ValueError) as error:
             yield None, Rejected(message.uid, str(error))
 
@@ -72,7 +75,7 @@ class StepLoop:
                 return self._file(step, message)
         return False
 
-    def _file(self, step: _Step, message: StepResult | FfnResult) -> bool:
+    def _file(self, step: InFlight, message: StepResult | FfnResult) -> bool:
         rank = message.rank
         if isinstance(message, StepResult):
             awaited = rank in step.bundle.plans and rank not in step.attention
@@ -91,32 +94,38 @@ class StepLoop:
             while self._steps and self._complete(self._steps[0]):
                 yield self._commit(self._steps.popleft(), now_ms)
                 progressed = True
-            if self.scheduler.may_plan and (bundle := self.scheduler.plan()) is not None:
+            if self.scheduler.may_plan and (bundle := self._plan()) is not None:
                 yield from self._publish(bundle, now_ms)
                 progressed = True
             if not progressed:
                 self.scheduler.tidy()
                 return
 
-    def _complete(self, step: _Step) -> bool:
+    def _complete(self, step: InFlight) -> bool:
         attention_done = len(step.attention) == len(step.bundle.plans)
         return attention_done and (step.bundle.ffn is None or len(step.ffn) == len(self._ffn_ranks))
 
+    def _plan(self) -> StepBundle | None:
+        return self.scheduler.plan()
+
     def _publish(self, bundle: StepBundle, now_ms: float) -> Iterator[Outgoing]:
-        self._steps.append(_Step(bundle, now_ms))
+        self._steps.append(InFlight(bundle, now_ms))
         for rank, plan in bundle.plans.items():
             yield rank, plan
         if bundle.ffn is not None:
             for rank in self._ffn_ranks:
                 yield rank, bundle.ffn
 
-    def _commit(self, step: _Step, now_ms: float) -> Outgoing:
+    def _commit(self, step: InFlight, now_ms: float) -> Outgoing:
         bundle = step.bundle
         batch = self.scheduler.commit(
             bundle.step, {rank: _tokens(r) for rank, r in step.attention.items()}
         )
-        for result in step.attention.values():
-            self.statistics.wire(result.bytes_out, result.bytes_back)
+        results = step.attention.values()
+        self.statistics.wire(
+            sum([result.bytes_out for result in results]),
+            sum([result.bytes_back for result in results]),
+        )
         ffn_waits = [result.wait_us for result in step.ffn.values()]
         waits = [result.wait_us for result in step.attention.values()]
         self.statistics.step(
@@ -140,4 +149,5 @@ class StepLoop:
             "running": self.scheduler.running,
             "waiting": self.scheduler.waiting,
             "retractions": self.scheduler.retractions,
+            "cache_hit_rate": self.scheduler.cache_hit_rate,
         }

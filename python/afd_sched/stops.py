@@ -21,7 +21,8 @@ class StopTokens:
         self._watching: set[int] = set()
 
     def watch(self, slot: int, ids: Sequence[int]) -> None:
-        """The slot's request ends at any of ``ids``."""
+        """The slot's request ends at any of ``ids``; what no token can be is left out."""
+        ids = [token for token in ids if 0 <= token < 2**31]
         if not ids:
             return
         self._watching.add(slot)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from operator import attrgetter
 
 from afd_sched.req import Req
@@ -20,8 +19,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._reqs)
 
-    def __iter__(self) -> Iterator[Req]:
-        return iter(self._reqs)
+    def first(self, count: int) -> list[Req]:
+        """The first ``count`` requests, or all."""
+        return self._reqs[:count]
 
     def add(self, req: Req) -> None:
         """Queues a request."""
@@ -32,8 +32,7 @@ class WaitingQueue:
 
     def remove(self, req: Req) -> None:
         """Takes a request out."""
-        del self._reqs[bisect_left(self._reqs, req.order, key=_ORDER)]
-
-    def take(self, count: int) -> None:
-        """Takes the first ``count`` requests out."""
-        del self._reqs[:count]
+        if self._reqs[0] is req:
+            del self._reqs[0]
+        else:
+            del self._reqs[bisect_left(self._reqs, req.order, key=_ORDER)]

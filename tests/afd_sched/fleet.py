@@ -54,6 +54,7 @@ class FakeRank:
         self._named: dict[int, set[int]] = {}
         self._named_slots: dict[int, set[int]] = {}
         self.max_rows = 0
+        self.ran: tuple[RankBatch, NDArray[np.int32]] | None = None
 
     @property
     def pending(self) -> int:
@@ -101,7 +102,13 @@ class FakeRank:
         assert plan.lanes >= 1
         tokens = self._forward(batch)
         self._table.record(tokens)
+        self.ran = batch, tokens
         return plan.step, tokens
+
+    def replay(self) -> NDArray[np.int32]:
+        """Runs the latest step's rows once more: the same rows, into the same places."""
+        assert self.ran is not None
+        return self._forward(self.ran[0])
 
     def _forward(self, batch: RankBatch) -> NDArray[np.int32]:
         page, offset = np.divmod(batch.row_position, self._page_size)

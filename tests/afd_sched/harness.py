@@ -16,13 +16,14 @@ from tests.afd_sched.trees import check_tree
 class Harness:
     """Moves: ``add``, ``abort``, ``plan``, ``run_rank``, ``commit``; ``drain`` runs to the end."""
 
-    def __init__(self, config: SchedulerConfig, pages_per_rank: list[int]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pages_per_rank: list[int], first_uid: int = 0
+    ) -> None:
         self.config = config
         self.scheduler = Scheduler(config, pages_per_rank)
-        self.ranks = [
-            FakeRank(config.max_running_requests, pages, config.page_size, config.context_length)
-            for pages in pages_per_rank
-        ]
+        self._pages_per_rank = pages_per_rank
+        self.ranks = [self._worker(rank) for rank in range(len(pages_per_rank))]
+        self.lost: set[int] = set()
         self.bundles: list[StepBundle] = []
         self.results: dict[int, dict[int, NDArray[np.int32]]] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -30,12 +31,17 @@ class Harness:
         self.delivered: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.aborted: set[int] = set()
-        self._last_step = -1
+        self._first_uid = first_uid
+        self._last_step = config.first_step - 1
 
-    def add(self, prompt: list[int], sampling: SamplingParams) -> int:
+    def _worker(self, rank: int) -> FakeRank:
+        config, pages = self.config, self._pages_per_rank[rank]
+        return FakeRank(config.max_running_requests, pages, config.page_size, config.context_length)
+
+    def add(self, prompt: list[int], sampling: SamplingParams, priority: int = 0) -> int:
         """A request with the next uid."""
-        uid = len(self.prompts)
-        self.scheduler.add(uid, np.array(prompt, np.int32), sampling)
+        uid = self._first_uid + len(self.prompts)
+        self.scheduler.add(uid, np.array(prompt, np.int32), sampling, priority)
         self.prompts[uid], self.samplings[uid], self.delivered[uid] = prompt, sampling, []
         return uid
 
@@ -78,6 +84,27 @@ class Harness:
                 self.config.max_running_requests + self.config.chunked_prefill_size
             )
 
+    def replay_rank(self, rank: int) -> None:
+        """The rank runs its latest step once more, as it does when an FFN rank was lost in it."""
+        worker = self.ranks[rank]
+        if worker.ran is not None:
+            assert worker.replay().tolist() == worker.ran[1].tolist()
+
+    def lose_rank(self, rank: int) -> None:
+        """The rank's worker dies with all it knows; the steps in flight go on without it."""
+        self.scheduler.lose(rank)
+        self.lost.add(rank)
+        self.ranks[rank] = self._worker(rank)
+        for bundle in self.bundles:
+            bundle.plans.pop(rank, None)
+            self.results[bundle.step].pop(rank, None)
+
+    def restore_rank(self, rank: int) -> None:
+        """A new worker takes a lost rank's place."""
+        if rank in self.lost:
+            self.lost.remove(rank)
+            self.scheduler.restore(rank)
+
     def commit(self) -> TokenBatch | None:
         """Commits the oldest step if all its ranks have run."""
         if not self.bundles or self.results[self.bundles[0].step].keys() != (
@@ -112,7 +139,9 @@ class Harness:
             planned = True
         for rank in range(len(self.ranks)):
             self.run_rank(rank)
-        return self.commit() is not None or planned
+        committed = self.commit() is not None
+        self.scheduler.tidy()
+        return committed or planned
 
     def drain(self, most_steps: int = 20_000) -> None:
         """Runs until no request is open; more than ``most_steps`` moves is starvation."""
@@ -142,12 +171,14 @@ class Harness:
             leaving = {slot for slot in freeing if slot in mine}
             free = residents.table._free[rank]
             assert len(set(free)) == len(free)
-            assert sorted([*resident, *leaving, *free]) == list(mine)
+            in_use = sorted([*resident, *leaving, *free])
+            assert in_use == ([] if rank in self.lost else list(mine))
             held = [
                 page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
             ]
             for left in residents._left:
-                held += left.pages.tolist() if left.rank == rank else []
+                owners = np.repeat(left.slots // slots, left.counts)
+                held += left.pages[owners == rank].tolist()
             own = [page for page in held if page not in cached[rank]]
             everywhere = own + list(cached[rank]) + cache._stack[rank, : cache.free[rank]].tolist()
             assert sorted(everywhere) == list(range(cache.pages[rank]))

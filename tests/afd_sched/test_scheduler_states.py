@@ -1,12 +1,14 @@
-"""The scheduler under random arrivals, aborts, stops and tiny page pools, in any interleaving."""
+"""The scheduler under random arrivals, aborts, stops, priorities, lost and replaying workers and
+tiny page pools, in any interleaving."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from afd_sched.messages import SamplingParams
+from afd_sched.policy import SchedulePolicy
 from afd_sched.scheduler import SchedulerConfig
 from tests.afd_sched.fleet import EOS, VOCAB
 from tests.afd_sched.harness import Harness
@@ -22,7 +24,9 @@ CONFIGS = st.builds(
     context_length=st.integers(6, 40),
     eos_token_ids=st.just(EOS),
     overlap=st.booleans(),
-    radix_cache=st.booleans(),
+    radix_cache=st.sampled_from([True, True, True, False]),
+    schedule_policy=st.sampled_from(SchedulePolicy),
+    priority_scheduling=st.just(True),
 )
 
 
@@ -42,22 +46,34 @@ class SchedulerStates(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
+        count=st.integers(1, 4),
         new=st.integers(1, 30),
         ignore_eos=st.booleans(),
+        priority=st.integers(-2, 2),
         stop_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
     )
-    def arrive(self, data: st.DataObject, new: int, ignore_eos: bool, stop_ids: list[int]) -> None:
-        longest = min(self.harness.scheduler.max_total_tokens - 1, 14)
-        prompt = self._known(data) if data.draw(st.booleans()) else []
-        prompt += data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=longest))
-        prompt = prompt[-longest:] if data.draw(st.booleans()) else prompt[:longest]
-        sampling = SamplingParams(
-            max_new_tokens=new,
-            seed=len(self.harness.prompts) % 5,
-            ignore_eos=ignore_eos,
-            stop_token_ids=tuple(stop_ids),
-        )
-        self.harness.add(prompt, sampling)
+    def arrive(
+        self,
+        data: st.DataObject,
+        count: int,
+        new: int,
+        ignore_eos: bool,
+        priority: int,
+        stop_ids: list[int],
+    ) -> None:
+        longest = min(self.harness.scheduler.max_total_tokens - 1, 20)
+        prompt = self._known(data)
+        least = 0 if prompt else 1
+        prompt += data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=least, max_size=6))
+        for at in range(count):
+            sampling = SamplingParams(
+                max_new_tokens=new + at,
+                seed=len(self.harness.prompts) % 3,
+                ignore_eos=ignore_eos,
+                stop_token_ids=tuple(stop_ids),
+            )
+            # The first ones are the same prompt, as when a user asks for several answers.
+            self.harness.add((prompt + [at] * (at // 2))[:longest], sampling, priority)
 
     def _known(self, data: st.DataObject) -> list[int]:
         """What an earlier request said and heard so far, up to any point."""
@@ -66,7 +82,8 @@ class SchedulerStates(RuleBasedStateMachine):
             return []
         uid = data.draw(st.integers(0, len(prompts) - 1))
         tokens = prompts[uid] + delivered[uid]
-        return tokens[: data.draw(st.integers(0, len(tokens)))]
+        whole = st.just(len(tokens))
+        return tokens[: data.draw(st.one_of(whole, st.integers(0, len(tokens))))]
 
     @rule(back=st.integers(-1, 8))
     def abort(self, back: int) -> None:
@@ -85,12 +102,23 @@ class SchedulerStates(RuleBasedStateMachine):
     def commit(self) -> None:
         self.harness.commit()
 
+    @rule(rank=st.integers(0, 2), fault=st.sampled_from(["replay", "lose", "restore"]))
+    def fault(self, rank: int, fault: str) -> None:
+        if rank >= len(self.harness.ranks):
+            return
+        if fault == "replay":
+            self.harness.replay_rank(rank)
+        elif fault == "restore" or rank in self.harness.lost:
+            self.harness.restore_rank(rank)
+        else:
+            self.harness.lose_rank(rank)
+
     @rule()
     def tidy(self) -> None:
         self.harness.scheduler.tidy()
 
     @precondition(lambda self: len(self.harness.prompts) > 0)
-    @rule(steps=st.integers(1, 6))
+    @rule(steps=st.integers(1, 12))
     def advance(self, steps: int) -> None:
         for _ in range(steps):
             self.harness.advance()
@@ -102,10 +130,14 @@ class SchedulerStates(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
+            for rank in range(len(self.harness.ranks)):
+                self.harness.restore_rank(rank)
             self.harness.drain()
             self.harness.check_pools_are_full()
             self.harness.check_outputs()
+            event(f"prefix cache was used: {self.harness.scheduler.cache_hit_rate > 0}")
+            event(f"requests were retracted: {self.harness.scheduler.retractions > 0}")
 
 
 TestSchedulerStates = SchedulerStates.TestCase
-TestSchedulerStates.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSchedulerStates.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

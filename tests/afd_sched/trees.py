@@ -21,7 +21,9 @@ def check_tree(tree: RadixCache, residents: Residents, page_size: int) -> list[s
     locked = [[0] for _ in ranks]
     users: dict[tuple[int, int], int] = {}
     using = [(r.node, slot // residents.table.slots) for slot, r in residents.by_slot.items()]
-    using += [(left.resident.node, left.rank) for left in residents._left]
+    for left in residents._left:
+        ranks = (left.slots // residents.table.slots).tolist()
+        using += [(r.node, rank) for r, rank in zip(left.residents, ranks, strict=True)]
     for node, rank in using:
         while node.parent is not None:
             at = id(node), rank

@@ -60,7 +60,10 @@ class World {
                shape.top_k,
                shape.experts,
                shape.moe_layers,
-               static_cast<int32_t>(shape.wire), static_cast<int32_t>(shape.scale_format), static_cast<int32_t>(shape.return_mode), 0};
+               static_cast<int32_t>(shape.wire),
+               static_cast<int32_t>(shape.scale_format),
+               static_cast<int32_t>(shape.return_mode),
+               0};
   }
 
   void run(const std::vector<Step>& steps) {
@@ -74,13 +77,17 @@ class World {
           if (index >= shape_.attention_ranks) serve(index - shape_.attention_ranks, steps);
         } catch (const std::exception& error) {
           ends[rank] = error.what();
+          MegamoeSimtError ignored;
+          megamoe_simt_raise_abort(&domain_, static_cast<int>(rank), &ignored);
         }
       });
     }
     for (std::thread& thread : threads) thread.join();
+    std::string all;
     for (const std::string& end : ends) {
-      if (!end.empty()) throw std::runtime_error(end);
+      if (!end.empty()) all += end + "\n";
     }
+    if (!all.empty()) throw std::runtime_error(all);
   }
 
  private:
@@ -93,7 +100,8 @@ class World {
   void attend(int rank, const std::vector<Step>& steps) {
     MegamoeSimtError error;
     MegamoeSimtAttention* side = nullptr;
-    check(megamoe_simt_open_attention(&domain_, rank, owner_table(shape_).data(), kDeadline_ns, kThreads, &side, &error),
+    check(megamoe_simt_open_attention(&domain_, rank, owner_table(shape_).data(), kDeadline_ns,
+                                      kThreads, &side, &error),
           error);
     for (size_t s = 0; s < steps.size(); ++s) {
       const Step& step = steps[s];
@@ -140,7 +148,7 @@ class World {
           error);
     for (int layer = 0; layer < shape_.moe_layers; ++layer) {
       for (int e = 0; e < shape_.experts; ++e) {
-        if (!holds(shape_, rank, e)) continue;
+        if (!serves(rank, e)) continue;
         const Matrices& w = weights_[static_cast<size_t>(layer * shape_.experts + e)];
         check(megamoe_simt_load(side, layer, e, w.gate.data(), w.up.data(), w.down.data(), &error),
               error);
@@ -152,6 +160,13 @@ class World {
             error);
     }
     megamoe_simt_close_ffn(side);
+  }
+
+  bool serves(int ffn_rank, int expert) const {
+    for (int a = 0; a < shape_.attention_ranks; ++a) {
+      if (owner_of(shape_, a, expert) == ffn_rank) return true;
+    }
+    return false;
   }
 
   size_t row(const Lane& lane, int layer) const {

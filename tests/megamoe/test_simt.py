@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afd._megamoe import Aborted, BadExpertId, Deadline, HandshakeError, Wire
+from afd._megamoe import Aborted, BadExpertId, Deadline, HandshakeError, ScaleFormat, Wire
 from tests.megamoe.native import built
 from tests.megamoe.reference import Weights, assert_matches
 from tests.megamoe.simt import SimtAttentionSide, SimtFfnSide, opened
@@ -54,10 +55,7 @@ def _world(
             ]
             sides += world.attention
         if simt_ffn:
-            world.ffn = [
-                SimtFfnSide(simt, f, weights, deadline_ms)
-                for f in range(shape.ffn_ranks)
-            ]
+            world.ffn = [SimtFfnSide(simt, f, weights, deadline_ms) for f in range(shape.ffn_ranks)]
             sides += world.ffn
         yield world
         for side in sides:
@@ -83,11 +81,12 @@ def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outp
     ids=["simt", "cpu attention", "cpu ffn"],
 )  # fmt: skip
 @pytest.mark.parametrize("wire", [Wire.FP8, Wire.BF16, Wire.FP32])
+@pytest.mark.parametrize("seed", range(3))
 def test_random_steps_match_the_reference(
-    library: Path, wire: Wire, simt_attention: bool, simt_ffn: bool
+    library: Path, seed: int, wire: Wire, simt_attention: bool, simt_ffn: bool
 ) -> None:
     """Ranks of either target meet over one memory: its layout and words are the same."""
-    rng = np.random.default_rng(31 + wire.value)
+    rng = np.random.default_rng(seed)
     shape = Shape.random(rng, wire=wire, max_tokens=5, width=33, hidden=int(rng.integers(64, 300)))
     weights = _weights(rng, shape)
     steps = [random_step(rng, shape) for _ in range(4)]
@@ -99,8 +98,10 @@ def test_random_steps_match_the_reference(
 def test_the_wire_has_the_same_bits_whoever_writes_it(library: Path) -> None:
     """Rows and scales that a SIMT rank publishes are the CPU target's, block tails included."""
     rng = np.random.default_rng(7)
-    for wire in (Wire.FP8, Wire.BF16, Wire.FP32):
-        shape = replace(SMALL, wire=wire, ffn_ranks=1, hidden=300)
+    formats = [(Wire.FP8, scale_format) for scale_format in ScaleFormat.__members__.values()]
+    plain = [(wire, ScaleFormat.FP32_PER_128) for wire in (Wire.BF16, Wire.FP32)]
+    for wire, scale_format in [*formats, *plain]:
+        shape = replace(SMALL, wire=wire, scale_format=scale_format, ffn_ranks=1, hidden=300)
         weights = _weights(rng, shape)
         routed = Routed.random(rng, shape, 3)
         routed.x[0, 0, 128:256] = 0
@@ -114,8 +115,6 @@ def test_the_wire_has_the_same_bits_whoever_writes_it(library: Path) -> None:
 
 def _published(world: World, rank: int, lane: int) -> list[bytes]:
     """The regions of IN, as they lie in memory."""
-    import mmap
-
     start = lane_offset(world.shape, world.layout, rank, lane)
     with mmap.mmap(world.fd, world.layout.total_bytes) as memory:
         return [
@@ -180,3 +179,14 @@ def test_a_simt_rank_refuses_another_shape(library: Path) -> None:
         pytest.raises(HandshakeError, match="field top_k differs: this side has 3, .* has 2"),
     ):
         SimtAttentionSide(simt, 0, 100)
+
+
+def test_a_simt_rank_refuses_other_owners(library: Path) -> None:
+    weights = _weights(np.random.default_rng(1), SMALL)
+    with open_world(SMALL, weights) as world:
+        other = replace(SMALL, replicated=1)
+        with (
+            opened(library, other, world.fd) as simt,
+            pytest.raises(HandshakeError, match="owner of expert 0 for attention rank 1 differs"),
+        ):
+            SimtAttentionSide(simt, 0, 100)

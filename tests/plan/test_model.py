@@ -14,8 +14,6 @@ from afd.plan.bench import make_bench
 from afd.plan.cuts import Cut
 from afd.plan.data import names
 from afd.plan.errors import DoesNotFitError, PlanError, UnknownNameError
-from afd.plan.hardware import load_hardware
-from afd.plan.kernels import last_wave_factor
 from afd.plan.layouts import Bench, Workload, colocated, disaggregated
 from afd.plan.memory import attention_batch, batch_expansion, colocated_batch, require_ffn_fits
 from afd.plan.model_spec import load_model
@@ -27,7 +25,9 @@ from afd.plan.pipeline import (
     step_us,
     tokens_per_s_per_gpu,
 )
+from afd.plan.profiles import load_hardware
 from afd.plan.skew import busiest_rank_factor, measured_rank_factor, slowest_rank_factor
+from afd.plan.times.kernels import held_processors_us, last_wave_factor
 
 QWEN, MINIMAX = "qwen3-235b-a22b", "minimax-m2.5"
 TIMES = st.floats(1.0, 1e4)
@@ -162,8 +162,9 @@ def test_the_busiest_rank_carries_between_the_mean_and_every_token(
 def test_measured_counts_and_uneven_contexts_change_the_estimate() -> None:
     counts = [1.0] * 127 + [40.0]
     assert measured_rank_factor(counts, 4) == pytest.approx((31 + 40) * 4 / 167)
-    with pytest.raises(PlanError, match="do not divide"):
-        measured_rank_factor(counts[:-1], 4)
+    # 128 experts on 3 ranks: 43, 43 and 42.
+    assert measured_rank_factor(counts, 3) == pytest.approx((41 + 40) * 3 / 167)
+    assert measured_rank_factor([1.0] * 8, 16) == pytest.approx(2.0)
     assert slowest_rank_factor(28, 96, 0.0) == 1.0
     even, uneven = bench(), bench(context_cv=1.0)
     assert disaggregated(uneven, 7, 1, 96).step_ms > 1.1 * disaggregated(even, 7, 1, 96).step_ms
@@ -176,6 +177,24 @@ def test_a_short_last_wave_costs_and_full_waves_do_not() -> None:
     assert last_wave_factor(100, 148, 2.2) == 1.0
     assert last_wave_factor(296, 148, 2.2) == pytest.approx(1.0)
     assert last_wave_factor(192, 148, 2.2) == pytest.approx((1 + 1 / 2.2) * 148 / 192)
+
+
+@given(
+    attention=st.floats(1, 1e3), held=st.floats(0, 2e3), share=st.floats(0.05, 0.6),
+    bandwidth=st.floats(1.0, 4.0),
+)  # fmt: skip
+def test_held_processors_delay_attention_as_a_two_phase_run_does(
+    attention: float, held: float, share: float, bandwidth: float
+) -> None:
+    """Independent: integrate both groups' bytes, each with its part of the bandwidth."""
+    rest, late = 1 - share, share
+    free_us = min(held, rest * attention)
+    rest -= free_us / attention
+    both_us = rest / (1 - share) * attention
+    late -= both_us / attention * share
+    total = free_us + both_us + late * attention / min(1.0, share * bandwidth)
+    got = held_processors_us(attention, held, share, bandwidth)
+    assert got == pytest.approx(total - attention, abs=1e-6 * attention)
 
 
 def test_the_query_first_cut_overlaps_within_one_lane() -> None:

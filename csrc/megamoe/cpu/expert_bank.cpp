@@ -20,6 +20,22 @@ void require(bool good, const std::string& sentence) {
   if (!good) throw std::invalid_argument(sentence);
 }
 
+// What one tile multiplies, rounded or not, and where its products go.
+struct TileRows {
+  const float* x[TileSchedule::kTileRows];
+  const uint32_t* pairs[TileSchedule::kTileRows];
+  float* y[TileSchedule::kTileRows];
+
+  void multiply(const PackedMatrix& weight, int rows, bool rounded, int begin, int end,
+                const std::byte* next) const {
+    if (rounded) {
+      gemm_pairs(pairs, y, rows, weight, begin, end, next);
+    } else {
+      gemm_rows(x, y, rows, weight, begin, end, false, next);
+    }
+  }
+};
+
 int matrix_rows(size_t experts, int panels) {
   const size_t rows = experts * static_cast<size_t>(panels) * kPanel;
   require(rows <= static_cast<size_t>(std::numeric_limits<int>::max()),
@@ -127,67 +143,134 @@ std::vector<int32_t> ExpertBank::owned_index(int experts) const {
   return positions;
 }
 
-size_t ExpertBank::wave_end(const std::vector<Tile>& tiles, size_t begin) {
+size_t ExpertBank::wave_end(const std::vector<Tile>& tiles, size_t begin, int threads) {
+  // One thread takes a tile through both phases; more need a few tiles to share.
+  const int limit = threads == 1 ? 0 : kWaveRows;
   int rows = tiles[begin].rows;
   size_t end = begin + 1;
-  while (end < tiles.size() && rows + tiles[end].rows <= kWaveRows) rows += tiles[end++].rows;
+  while (end < tiles.size() && rows + tiles[end].rows <= limit) rows += tiles[end++].rows;
   return end;
 }
 
-ExpertBank::Wave ExpertBank::make_wave(const TileSchedule& schedule, size_t begin, size_t end,
-                                       int threads, ExpertScratch& scratch) const {
-  const Tile& first = schedule.tiles()[begin];
-  const Tile& last = schedule.tiles()[end - 1];
-  const size_t copies = index(last.first + last.rows - first.first);
-  return {&schedule,
+ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, size_t begin,
+                                       size_t end, int threads, ExpertScratch& scratch) const {
+  const auto& tiles = schedule.tiles();
+  const Tile& first = tiles[begin];
+  const Tile& last = tiles[end - 1];
+  const int32_t copies = last.first + last.rows - first.first;
+  const int count = static_cast<int>(end - begin);
+  const int parts = std::max(Split(threads, count, gate_up_panels()).parts(),
+                             Split(threads, 1, down_panels()).parts());
+  // After a layer's last tile the next layer's first one is read, of the same expert most likely.
+  const bool more = end < tiles.size();
+  const size_t next_layer = index(layer) + (more ? 0 : 1);
+  const std::byte* next = nullptr;
+  if (next_layer < layers_.size()) {
+    const int expert = more ? tiles[end].expert : tiles[0].expert;
+    next = layers_[next_layer].gate_up.panel(expert * gate_up_panels());
+  }
+  const bool takes_pairs = layers_[index(layer)].down.takes_pairs();
+  return {&layers_[index(layer)],
+          &schedule,
           begin,
-          static_cast<int>(end - begin),
+          count,
           threads,
           first.first,
-          scratch.gate_up.reserve(copies * gate_up_columns()),
-          scratch.act.reserve(copies * index(width_)),
-          scratch.down.reserve(copies * down_columns())};
+          copies,
+          scratch.act.reserve(index(copies) * index(width_)),
+          takes_pairs ? scratch.act_pairs.reserve(index(copies) * PackedMatrix::pair_words(width_))
+                      : nullptr,
+          scratch.columns.reserve(index(parts) * index(copies) * kChunkColumns),
+          next};
 }
 
-void ExpertBank::activate(Pool& pool, int layer, const Wave& wave, const float* const* rows) const {
-  const Split split(wave, gate_up_panels());
-  const RowCodec& codec = row_codec();
-  const auto& copies = wave.schedule->copies();
-  pool.parallel_for(split.tasks(wave), [&](int task) {
-    const Tile& tile = wave.tile(split.tile(task));
-    const int begin = split.begin(task);
-    const int end = split.end(task);
-    const int base = tile.expert * gate_up_panels();
-    const float* x[TileSchedule::kTileRows];
-    float* y[TileSchedule::kTileRows];
-    for (int r = 0; r < tile.rows; ++r) {
-      x[r] = rows[copies[index(tile.first + r)].row];
-      y[r] = wave.gate_up + index(tile.first + r - wave.first_copy) * gate_up_columns();
+const uint32_t* ExpertBank::round_rows(Pool& pool, int layer, const TileSchedule& schedule,
+                                       const float* const* rows, ExpertScratch& scratch) const {
+  const int count = static_cast<int>(schedule.rows().size());
+  if (count == 0 || !layers_[index(layer)].gate_up.takes_pairs()) return nullptr;
+  const PackedMatrix& weight = layers_[index(layer)].gate_up;
+  const size_t stride = PackedMatrix::pair_words(hidden_);
+  uint32_t* pairs = scratch.row_pairs.reserve(index(count) * stride);
+  constexpr int kTaskRows = 16;
+  pool.parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int task) {
+    const int end = std::min(count, (task + 1) * kTaskRows);
+    for (int row = task * kTaskRows; row < end; ++row) {
+      weight.round(rows[row], hidden_, pairs + index(row) * stride);
     }
-    float* shifted[TileSchedule::kTileRows];  // gemm_rows counts columns from the matrix's first
-    for (int r = 0; r < tile.rows; ++r) shifted[r] = y[r] - int64_t{base} * kPanel;
-    gemm_rows(x, shifted, tile.rows, layers_[index(layer)].gate_up, base + begin, base + end,
-              false);
-    const int first = begin * kGateBlock;
-    const int columns = std::min(end * kGateBlock, width_) - first;
-    for (int r = 0; r < tile.rows; ++r) {
-      codec.swiglu(y[r] + begin * kPanel, columns,
-                   wave.act + index(tile.first + r - wave.first_copy) * index(width_) + first);
+  });
+  return pairs;
+}
+
+void ExpertBank::activate(Pool& pool, const Wave& wave, const Rows& rows) const {
+  const Split split(wave.threads, wave.tiles, gate_up_panels());
+  const RowCodec& codec = row_codec();
+  pool.parallel_for(wave.tiles * split.parts(), [&](int task) {
+    const int t = task / split.parts();
+    const int part = task % split.parts();
+    const Tile& tile = wave.tile(t);
+    for (int begin = split.begin(part), end; begin < split.end(part); begin = end) {
+      end = std::min(begin + kChunkPanels, split.end(part));
+      gate_up_chunk(wave, t, part, begin, end, rows);
+      const int first = begin * kGateBlock;
+      const int columns = std::min(end * kGateBlock, width_) - first;
+      for (size_t row = wave.row(tile); row < wave.row(tile) + index(tile.rows); ++row) {
+        float* act = wave.act + row * index(width_) + first;
+        codec.swiglu(wave.part_columns(part, row), columns, act);
+        if (wave.act_pairs == nullptr) continue;
+        // A block of gates starts on a pair.
+        uint32_t* pairs = wave.act_pairs + row * PackedMatrix::pair_words(width_) + first / 2;
+        wave.layer->down.round(act, columns, pairs);
+      }
     }
   });
 }
 
-void ExpertBank::down_tile(int layer, const Wave& wave, const Tile& tile, int begin,
-                           int end) const {
-  const int base = tile.expert * down_panels();
-  const float* x[TileSchedule::kTileRows];
-  float* shifted[TileSchedule::kTileRows];
-  for (int r = 0; r < tile.rows; ++r) {
-    const size_t row = index(tile.first + r - wave.first_copy);
-    x[r] = wave.act + row * index(width_);
-    shifted[r] = wave.down + row * down_columns() - int64_t{base} * kPanel;
+void ExpertBank::gate_up_chunk(const Wave& wave, int t, int part, int begin, int end,
+                               const Rows& rows) const {
+  const Tile& tile = wave.tile(t);
+  const auto& copies = wave.schedule->copies();
+  const int base = tile.expert * gate_up_panels();
+  const PackedMatrix& weight = wave.layer->gate_up;
+  const std::byte* next = weight.panel(base + end);
+  if (end == gate_up_panels()) {
+    next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * gate_up_panels())
+                              : wave.layer->down.panel(wave.tile(0).expert * down_panels());
   }
-  gemm_rows(x, shifted, tile.rows, layers_[index(layer)].down, base + begin, base + end, false);
+  const size_t stride = PackedMatrix::pair_words(hidden_);
+  TileRows tile_rows;
+  for (int r = 0; r < tile.rows; ++r) {
+    const int32_t row = copies[index(tile.first + r)].row;
+    // The GEMM counts columns from the matrix's first.
+    tile_rows.y[r] =
+        wave.part_columns(part, wave.row(tile) + index(r)) - int64_t{base + begin} * kPanel;
+    if (rows.pairs != nullptr) {
+      tile_rows.pairs[r] = rows.pairs + index(row) * stride;
+    } else {
+      tile_rows.x[r] = rows.values[row];
+    }
+  }
+  tile_rows.multiply(weight, tile.rows, rows.pairs != nullptr, base + begin, base + end, next);
+}
+
+void ExpertBank::down_chunk(const Wave& wave, int t, int part, int begin, int end) const {
+  const Tile& tile = wave.tile(t);
+  const int base = tile.expert * down_panels();
+  const PackedMatrix& weight = wave.layer->down;
+  const std::byte* next = weight.panel(base + end);
+  if (end == down_panels()) {
+    next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * down_panels()) : wave.next;
+  }
+  TileRows tile_rows;
+  for (int r = 0; r < tile.rows; ++r) {
+    const size_t row = wave.row(tile) + index(r);
+    tile_rows.y[r] = wave.part_columns(part, row) - int64_t{base + begin} * kPanel;
+    if (wave.act_pairs != nullptr) {
+      tile_rows.pairs[r] = wave.act_pairs + row * PackedMatrix::pair_words(width_);
+    } else {
+      tile_rows.x[r] = wave.act + row * index(width_);
+    }
+  }
+  tile_rows.multiply(weight, tile.rows, wave.act_pairs != nullptr, base + begin, base + end, next);
 }
 
 }  // namespace megamoe::cpu

@@ -20,9 +20,10 @@ namespace megamoe::cpu {
 
 // Working memory of one computation at a time.
 struct ExpertScratch {
-  GrowBuffer<float> gate_up;
   GrowBuffer<float> act;
-  GrowBuffer<float> down;
+  GrowBuffer<uint32_t> row_pairs;  // where the kernel takes bf16 pairs: rows, and act, rounded once
+  GrowBuffer<uint32_t> act_pairs;
+  GrowBuffer<float> columns;
 };
 
 // An e4m3 weight [rows][cols] and its scales, one per block of scale_rows by scale_cols.
@@ -54,6 +55,9 @@ class ExpertBank {
   int owned() const { return static_cast<int>(expert_ids_.size()); }
   const std::vector<int32_t>& expert_ids() const { return expert_ids_; }
   size_t bytes() const;
+  // Every expert's gates and ups, or downs, of one layer.
+  const PackedMatrix& gate_up(int layer) const { return layers_[index(layer)].gate_up; }
+  const PackedMatrix& down(int layer) const { return layers_[index(layer)].down; }
 
   // owned_index for TileSchedule, over `experts` experts; throws std::invalid_argument if an owned
   // id is outside.
@@ -67,11 +71,12 @@ class ExpertBank {
   void compute(Pool& pool, int layer, const TileSchedule& schedule, const float* const* rows,
                ExpertScratch& scratch, Sink&& sink) const {
     const auto& tiles = schedule.tiles();
+    const Rows x{rows, round_rows(pool, layer, schedule, rows, scratch)};
     for (size_t begin = 0, end; begin < tiles.size(); begin = end) {
-      end = wave_end(tiles, begin);
-      const Wave wave = make_wave(schedule, begin, end, pool.threads(), scratch);
-      activate(pool, layer, wave, rows);
-      project(pool, layer, wave, sink);
+      end = wave_end(tiles, begin, pool.threads());
+      const Wave wave = make_wave(layer, schedule, begin, end, pool.threads(), scratch);
+      activate(pool, wave, x);
+      project(pool, wave, sink);
     }
   }
 
@@ -90,57 +95,78 @@ class ExpertBank {
   void place(int layer, int expert, const Weight& gate, const Weight& up, const Weight& down,
              Put&& put);
 
-  // Tiles whose intermediate results live at the same time.
+  // The pulled rows [hidden], and where the kernel takes pairs the same rounded, [pair_words].
+  struct Rows {
+    const float* const* values;
+    const uint32_t* pairs;
+  };
+
+  // Tiles whose activations live at the same time.
   struct Wave {
+    const Layer* layer;
     const TileSchedule* schedule;
     size_t first_tile;
     int tiles;
     int threads;
     int32_t first_copy;
-    float* gate_up;
-    float* act;
-    float* down;
+    int32_t copies;
+    float* act;             // [copies][width]
+    uint32_t* act_pairs;    // [copies][pair_words], or null
+    float* columns;         // of a few panels, [parts][copies][kChunkColumns]
+    const std::byte* next;  // the panel read after this wave, as far as one can know
 
     const Tile& tile(int i) const { return schedule->tiles()[first_tile + static_cast<size_t>(i)]; }
+    size_t row(const Tile& tile) const { return index(tile.first - first_copy); }
+    float* part_columns(int part, size_t row) const {
+      return columns + (index(part) * index(copies) + row) * kChunkColumns;
+    }
   };
 
-  // A tile's columns, cut so that a pool has a few tasks a thread.
+  // A range of panels, cut so that a pool has a few tasks a thread.
   struct Split {
-    Split(const Wave& wave, int panels) : panels_(panels) {
-      const int wanted = (kTasksPerThread * wave.threads + wave.tiles - 1) / wave.tiles;
-      parts_ = wave.threads == 1 ? 1 : std::clamp(wanted, 1, panels);
+    Split(int threads, int tiles, int panels) : panels_(panels) {
+      const int wanted = (kTasksPerThread * threads + tiles - 1) / tiles;
+      parts_ = threads == 1 ? 1 : std::clamp(wanted, 1, panels);
     }
-    int tasks(const Wave& wave) const { return wave.tiles * parts_; }
-    int tile(int task) const { return task / parts_; }
-    int begin(int task) const { return panels_ * (task % parts_) / parts_; }
-    int end(int task) const { return panels_ * (task % parts_ + 1) / parts_; }
+    int parts() const { return parts_; }
+    int begin(int part) const { return panels_ * part / parts_; }
+    int end(int part) const { return panels_ * (part + 1) / parts_; }
 
    private:
     int panels_;
     int parts_;
   };
 
-  static size_t wave_end(const std::vector<Tile>& tiles, size_t begin);
-  Wave make_wave(const TileSchedule& schedule, size_t begin, size_t end, int threads,
+  // Panels whose columns leave the first GEMM's kernel before the next ones start: they stay in the
+  // second-level cache.
+  static constexpr int kChunkPanels = 16;
+  static constexpr size_t kChunkColumns = kChunkPanels * PackedMatrix::kPanel;
+
+  static size_t wave_end(const std::vector<Tile>& tiles, size_t begin, int threads);
+  Wave make_wave(int layer, const TileSchedule& schedule, size_t begin, size_t end, int threads,
                  ExpertScratch& scratch) const;
-  void activate(Pool& pool, int layer, const Wave& wave, const float* const* rows) const;
-  void down_tile(int layer, const Wave& wave, const Tile& tile, int begin, int end) const;
+  const uint32_t* round_rows(Pool& pool, int layer, const TileSchedule& schedule,
+                             const float* const* rows, ExpertScratch& scratch) const;
+  void activate(Pool& pool, const Wave& wave, const Rows& rows) const;
+  // Columns of panels [begin, end) of a tile, into its part's.
+  void gate_up_chunk(const Wave& wave, int t, int part, int begin, int end, const Rows& rows) const;
+  void down_chunk(const Wave& wave, int t, int part, int begin, int end) const;
 
   template <class Sink>
-  void project(Pool& pool, int layer, const Wave& wave, Sink&& sink) const {
-    const int panels = down_panels();
-    const int parts = wave.threads == 1 ? 1 : std::clamp(kTasksPerThread * wave.threads, 1, panels);
-    pool.parallel_for(parts, [&](int part) {
-      const int begin = panels * part / parts;
-      const int end = panels * (part + 1) / parts;
-      const int first = begin * PackedMatrix::kPanel;
-      const int columns = std::min(end * PackedMatrix::kPanel, hidden_) - first;
+  void project(Pool& pool, const Wave& wave, Sink&& sink) const {
+    const Split split(wave.threads, 1, down_panels());
+    pool.parallel_for(split.parts(), [&](int part) {
       for (int t = 0; t < wave.tiles; ++t) {
         const Tile& tile = wave.tile(t);
-        down_tile(layer, wave, tile, begin, end);
-        for (int32_t copy = tile.first; copy < tile.first + tile.rows; ++copy) {
-          sink(copy, wave.down + index(copy - wave.first_copy) * down_columns() + first, first,
-               columns);
+        for (int begin = split.begin(part), end; begin < split.end(part); begin = end) {
+          end = std::min(begin + kChunkPanels, split.end(part));
+          down_chunk(wave, t, part, begin, end);
+          const int first = begin * PackedMatrix::kPanel;
+          const int columns = std::min(end * PackedMatrix::kPanel, hidden_) - first;
+          for (int32_t r = 0; r < tile.rows; ++r) {
+            sink(tile.first + r, wave.part_columns(part, wave.row(tile) + index(r)), first,
+                 columns);
+          }
         }
       }
     });
@@ -151,8 +177,6 @@ class ExpertBank {
     return (width_ + PackedMatrix::kPanel / 2 - 1) / (PackedMatrix::kPanel / 2);
   }
   int down_panels() const { return (hidden_ + PackedMatrix::kPanel - 1) / PackedMatrix::kPanel; }
-  size_t gate_up_columns() const { return index(gate_up_panels()) * PackedMatrix::kPanel; }
-  size_t down_columns() const { return index(down_panels()) * PackedMatrix::kPanel; }
 
   int moe_layers_;
   int hidden_;

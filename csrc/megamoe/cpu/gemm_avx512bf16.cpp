@@ -2,12 +2,42 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "megamoe/cpu/gemm.h"
 #include "megamoe/cpu/gemm_kernels.h"
 #include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
 #include "megamoe/cpu/scratch.h"
 
-MEGAMOE_TARGET("avx512bf16," MEGAMOE_AVX512_FEATURES)
+namespace megamoe::cpu {
+namespace {
+
+// The bf16 of the 128 codes without a sign: their low bytes, then their high ones.
+struct Bf16OfCode {
+  alignas(64) uint8_t bytes[4][64] = {};
+  constexpr Bf16OfCode() {
+    for (int code = 0; code < 128; ++code) {
+      const int bits = bf16_of(code);
+      bytes[code / 64][code % 64] = static_cast<uint8_t>(bits & 0xff);
+      bytes[2 + code / 64][code % 64] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+  static constexpr int bf16_of(int code) {
+    if (code == 0) return 0;
+    int exponent = code >> 3;
+    int mantissa = code & 7;
+    if (exponent == 0) {  // a subnormal becomes a normal number
+      exponent = 1;
+      for (; mantissa < 8; mantissa *= 2) --exponent;
+    }
+    return (exponent + 120) << 7 | (mantissa & 7) << 4;
+  }
+};
+constexpr Bf16OfCode kBf16OfCode;
+
+}  // namespace
+}  // namespace megamoe::cpu
+
+MEGAMOE_TARGET("avx512bf16,avx512vbmi," MEGAMOE_AVX512_FEATURES)
 #include "megamoe/cpu/simd_avx512.h"
 // The tiles need the vectors above.
 #include "megamoe/cpu/gemm_tiles.h"
@@ -23,6 +53,8 @@ struct Bf16PairStep {
   using Factor = __m512bh;
   using Operand = __m512bh;
   static constexpr int kDepth = 2;
+  static constexpr int kBlockSteps = 0;
+  static constexpr int kPairedRows = 3;
   static constexpr size_t kBytes = 64 * sizeof(uint16_t);
   static void load(const std::byte* step, int, Operand& low, Operand& high) {
     low = (__m512bh)_mm512_load_si512(step);
@@ -34,6 +66,25 @@ struct Bf16PairStep {
   static simd::f32 multiply(Factor x, Operand w, simd::f32 sum) {
     return _mm512_dpbf16_ps(sum, x, w);
   }
+};
+
+// The same from e4m3 codes, made bf16 in registers by table: a code without its sign picks one of
+// 128 low and one of 128 high bytes.
+struct Fp8PairStep : Bf16PairStep {
+  static constexpr int kBlockSteps = 64;
+  static constexpr int kPairedRows = 5;
+  static constexpr size_t kBytes = 64;
+  static void load(const std::byte* step, int, Operand& low, Operand& high) {
+    const __m512i codes = _mm512_load_si512(step);
+    const __m512i lower = _mm512_permutex2var_epi8(table(0), codes, table(1));
+    const __m512i unsigned_upper = _mm512_permutex2var_epi8(table(2), codes, table(3));
+    // unsigned_upper | (codes & the sign bit)
+    const __m512i upper =
+        _mm512_ternarylogic_epi64(unsigned_upper, codes, _mm512_set1_epi8(-128), 0xf8);
+    low = (__m512bh)_mm512_unpacklo_epi8(lower, upper);
+    high = (__m512bh)_mm512_unpackhi_epi8(lower, upper);
+  }
+  static __m512i table(int quarter) { return _mm512_load_si512(kBf16OfCode.bytes[quarter]); }
 };
 
 // Rounds a row to bf16, nearest even; pads an odd length with a zero.
@@ -57,9 +108,15 @@ template <class Compute>
 void round_blocks(const GemmCall& call, Compute compute) {
   const int steps = (call.cols + 1) / 2;
   const int block = block_rows(steps, sizeof(uint32_t));
+  if (call.pairs != nullptr) {
+    for (int first = 0; first < call.m; first += block) {
+      const int m = call.m - first < block ? call.m - first : block;
+      compute(call.pairs + first, call.y + first, m);
+    }
+    return;
+  }
   const int rows = call.m < block ? call.m : block;
-  // An odd number of cache lines a row keeps the rows of a tile out of one another's cache sets.
-  const size_t stride = (static_cast<size_t>(steps) + 15) / 16 * 16 + 16;
+  const size_t stride = PackedMatrix::pair_words(call.cols);
   const Scratch<uint32_t> pairs(stride * rows);
   const Scratch<const uint32_t*> x(rows);
   for (int first = 0; first < call.m; first += block) {
@@ -72,7 +129,7 @@ void round_blocks(const GemmCall& call, Compute compute) {
   }
 }
 
-void gemm_pairs(const GemmCall& call) {
+void gemm_bf16_pairs(const GemmCall& call) {
   round_blocks(call, [&](const uint32_t* const* x, float* const* y, int m) {
     block_gemm<Bf16PairStep>(call, x, y, m, (call.cols + 1) / 2);
   });
@@ -80,7 +137,7 @@ void gemm_pairs(const GemmCall& call) {
 
 void gemm_fp8_pairs(const GemmCall& call) {
   round_blocks(call, [&](const uint32_t* const* x, float* const* y, int m) {
-    block_gemm_fp8<Bf16PairStep>(call, x, y, m, bf16_of_e4m3);
+    block_gemm<Fp8PairStep>(call, x, y, m, (call.cols + 1) / 2);
   });
 }
 
@@ -91,7 +148,8 @@ MEGAMOE_TARGET_END
 namespace megamoe::cpu {
 
 GemmKernels gemm_avx512bf16() {
-  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, gemm_pairs, gemm_fp8_pairs};
+  return {gemm<Fp32Step>,  gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>,
+          gemm_bf16_pairs, gemm_fp8_pairs, round_row};
 }
 
 }  // namespace megamoe::cpu

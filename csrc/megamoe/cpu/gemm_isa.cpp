@@ -22,7 +22,7 @@ bool supported(Isa isa) {
     case Isa::Avx512:
       return avx512;
     case Isa::Avx512Bf16:
-      return avx512 && __builtin_cpu_supports("avx512bf16");
+      return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   }
   return false;
 #else

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace megamoe::cpu {
 
 // One GEMM over whole panels; see gemm_rows.
 struct GemmCall {
   const float* const* x;
+  const uint32_t* const* pairs;  // instead of x: its rows as `round` makes them
   float* const* y;
   int m;
   const std::byte* first_panel;  // of panel_begin
@@ -17,14 +19,23 @@ struct GemmCall {
   int panel_begin;
   int panel_end;
   bool accumulate;
+  size_t head_bytes;              // of a panel: its FP8 scales
+  const std::byte* next;          // read after these panels, or null
   int first_k = 0;                // where x starts, in activations
   const float* scales = nullptr;  // of the sums of a panel's halves
 };
 
-// An FP8 panel: scales [blocks of columns][2], padded to a cache line, then the codes.
+// An FP8 panel: scales [blocks of columns][2], padded to a cache line, then the codes, which lie as
+// the bf16 that they become; for fp8_pairs in the order that fp8_pair_position gives.
 constexpr size_t fp8_head_bytes(int scale_blocks) {
   constexpr size_t kLine = 64;
   return (static_cast<size_t>(scale_blocks) * 2 * sizeof(float) + kLine - 1) / kLine * kLine;
+}
+
+// Of a code within the 64 of two k: interleaving bytes of a 128-bit lane's lower or upper half
+// makes the pairs of four columns.
+constexpr size_t fp8_pair_position(size_t lane, size_t parity) {
+  return lane % 16 / 4 * 16 + lane / 16 * 8 + lane % 4 * 2 + parity;
 }
 
 struct GemmKernels {
@@ -34,6 +45,7 @@ struct GemmKernels {
   // Null where the level has no such instruction.
   void (*bf16_pairs)(const GemmCall&);
   void (*fp8_pairs)(const GemmCall&);
+  void (*round)(const float* x, int cols, uint32_t* pairs);
 };
 
 GemmKernels gemm_portable();

@@ -12,9 +12,15 @@ namespace megamoe::simt {
 namespace {
 
 Memory memory_of(const MegamoeSimtDomain& domain) {
-  const Shape shape{domain.attention_ranks, domain.ffn_ranks,  domain.lanes,
-                    domain.max_tokens,      domain.hidden,     domain.top_k,
-                    domain.experts,         domain.moe_layers, static_cast<Wire>(domain.wire),
+  const Shape shape{domain.attention_ranks,
+                    domain.ffn_ranks,
+                    domain.lanes,
+                    domain.max_tokens,
+                    domain.hidden,
+                    domain.top_k,
+                    domain.experts,
+                    domain.moe_layers,
+                    static_cast<Wire>(domain.wire),
                     static_cast<ScaleFormat>(domain.scale_format),
                     static_cast<ReturnMode>(domain.return_mode)};
   return agreed_memory(domain.device_memory, shape, domain.generation);
@@ -67,7 +73,8 @@ struct MegamoeSimtAttention {
   megamoe::simt::Opened<megamoe::simt::Attention> opened;
 };
 
-// An FFN rank's constant tables: [owners | owned index | owned ids | ranks of the step] on the device.
+// An FFN rank's constant tables: [owners | owned index | owned ids | ranks of the step] on the
+// device.
 struct OwnedExperts {
   std::vector<int32_t> owners;  // [attention_ranks][experts]
   std::vector<int32_t> index;   // the same: where the expert lies among the owned, or -1
@@ -109,8 +116,7 @@ struct MegamoeSimtFfn {
                  uint64_t deadline_ns, unsigned threads)
       : shape(memory.layout.shape),
         experts(shape, rank, owner),
-        device_weights(sizeof(float) *
-                       megamoe::simt::weight_floats(shape, experts.owned(), width)),
+        device_weights(sizeof(float) * megamoe::simt::weight_floats(shape, experts.owned(), width)),
         weights{reinterpret_cast<float*>(device_weights.data()),
                 experts.device_ids(),
                 shape.moe_layers,
@@ -149,14 +155,14 @@ int megamoe_simt_raise_abort(const MegamoeSimtDomain* domain, int culprit,
   });
 }
 
-int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, const int32_t* owner, uint64_t deadline_ns,
-                                unsigned threads, MegamoeSimtAttention** side,
+int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, const int32_t* owner,
+                                uint64_t deadline_ns, unsigned threads, MegamoeSimtAttention** side,
                                 MegamoeSimtError* error) {
   return guarded(error, [&] {
     const megamoe::Memory memory = memory_of(*domain);
     check_range("rank", rank, 0, domain->attention_ranks - 1);
-    const size_t entries = static_cast<size_t>(domain->attention_ranks) *
-                           static_cast<size_t>(domain->experts);
+    const size_t entries =
+        static_cast<size_t>(domain->attention_ranks) * static_cast<size_t>(domain->experts);
     const std::vector<int32_t> owners(owner, owner + entries);
     const DeviceMemory device_owners(entries * sizeof(int32_t));
     copy(device_owners.data(), owners.data(), entries * sizeof(int32_t));

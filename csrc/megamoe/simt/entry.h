@@ -47,8 +47,9 @@ MEGAMOE_SIMT_API int megamoe_simt_raise_abort(const MegamoeSimtDomain* domain, i
                                               MegamoeSimtError* error);
 
 /* owner [attention_ranks][experts]: the FFN rank that serves each; all sides must say the same. */
-MEGAMOE_SIMT_API int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank, const int32_t* owner, uint64_t deadline_ns, unsigned threads,
-                                                 MegamoeSimtAttention** side,
+MEGAMOE_SIMT_API int megamoe_simt_open_attention(const MegamoeSimtDomain* domain, int rank,
+                                                 const int32_t* owner, uint64_t deadline_ns,
+                                                 unsigned threads, MegamoeSimtAttention** side,
                                                  MegamoeSimtError* error);
 /* device_x [tokens][hidden], rows x_stride elements apart; device_ids, device_weights
  * [tokens][top_k]; at most max_tokens. The lane must not be away. */

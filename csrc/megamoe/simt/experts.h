@@ -57,8 +57,8 @@ class Experts {
     Target::sync();
   }
 
-  // The return mode that adds up a row's copies: clear, add as compute hands the copies over, return.
-  // A thread keeps its columns throughout. where(i) gives the returned row of row i.
+  // The return mode that adds up a row's copies: clear, add as compute hands the copies over,
+  // return. A thread keeps its columns throughout. where(i) gives the returned row of row i.
   MEGAMOE_ROLE void clear_sums(const Shape& shape, size_t count) {
     Target::for_each(shape.hidden, [&](int64_t column) {
       for (size_t i = 0; i < count; ++i) *sum(i, column) = 0.0f;

@@ -27,8 +27,8 @@ struct Target : Words {
       return true;
     }
   };
-  MEGAMOE_ROLE static void announce_sleep(Word&) {}
-  MEGAMOE_ROLE static void sleep(Word&, uint64_t) {}
+  MEGAMOE_ROLE static uint32_t announce_sleep(Word&) { return 0; }
+  MEGAMOE_ROLE static void sleep(Word&, uint32_t, uint64_t) {}
 
   MEGAMOE_ROLE static void sync() { __syncthreads(); }
   MEGAMOE_ROLE static bool leader() { return threadIdx.x == 0; }
@@ -52,8 +52,9 @@ struct Target : Words {
                                       std::byte* scales) {
     const int hidden = shape.hidden;
     if (shape.wire == Wire::FP8) {
-      for_each(scale_blocks(shape.scale_format, hidden),
-               [&](int64_t block) { encode_block(shape, x, static_cast<int>(block), row, scales); });
+      for_each(scale_blocks(shape.scale_format, hidden), [&](int64_t block) {
+        encode_block(shape, x, static_cast<int>(block), row, scales);
+      });
     } else if (shape.wire == Wire::BF16) {
       auto* out = reinterpret_cast<uint16_t*>(row);
       for_each(hidden, [&](int64_t i) { out[i] = bf16_encode(x[i]); });

@@ -1,0 +1,80 @@
+"""A step between its plan and its commit: what each rank owes, and whose it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afd_sched.decode import RowOrder
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+class StepOrderError(Exception):
+    """plan or commit was called out of order, or with other ranks' results."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on; ``rank`` is the culprit's number, -1 if there is none."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class BadResult(RunFailed):
+    """A rank returned what its plan cannot give."""
+
+
+class StepsExhausted(RunFailed):
+    """The next step's number is one that the data plane cannot tell from another run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A step in flight: the tokens that each rank owes, whose they are (rank by rank), and the
+    slots whose prompts end in it."""
+
+    step: int
+    ranks: list[int]
+    counts: list[int]
+    rows: RowOrder
+    cells: I64
+    prompts: I64
+
+    def without(self, rank: int, slots_per_rank: int) -> Planned:
+        """The step as it goes on when a rank is lost."""
+        if rank not in self.ranks:
+            return self
+        at = self.ranks.index(rank)
+        keep = self.rows.slots // slots_per_rank != rank
+        return Planned(
+            self.step,
+            self.ranks[:at] + self.ranks[at + 1 :],
+            self.counts[:at] + self.counts[at + 1 :],
+            self.rows.only(keep),
+            self.cells[keep],
+            self.prompts[self.prompts // slots_per_rank != rank],
+        )
+
+    def collect(self, results: dict[int, I32]) -> I32:
+        """The ranks' tokens end to end, in the order of ``rows``; raises StepOrderError if they
+        are not of the ranks that the step runs on, BadResult if a rank's are too few or many."""
+        if results.keys() != set(self.ranks):
+            raise StepOrderError(
+                f"step {self.step} ran on ranks {self.ranks}, results came from {sorted(results)}"
+            )
+        columns = [results[rank] for rank in self.ranks]
+        lengths = [len(column) for column in columns]
+        if lengths != self.counts:
+            at = next(i for i, n in enumerate(lengths) if n != self.counts[i])
+            raise BadResult(
+                self.ranks[at],
+                f"step {self.step}: rank {self.ranks[at]} returned {lengths[at]} tokens, "
+                f"{self.counts[at]} were planned",
+            )
+        return np.concatenate([_NO_TOKENS, *columns])
