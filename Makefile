@@ -43,5 +43,6 @@ $(VENV)/.built: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt constr
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.built pyproject.toml constraints.txt
+	$(INSTALL) --no-build-isolation -e '.[tools,plan]'
 	$(INSTALL) pytest pytest-timeout hypothesis pexpect ruff mypy clang-format
 	@touch $@

@@ -24,7 +24,9 @@ def make_bench(
     measurements: Path | None = None,
 ) -> Bench:
     """Kernel sources in order of trust: the user's measurements, tables, roofline."""
-    tables = load_tables(model, hardware) if use_tables else None
+    tables = None
+    if use_tables:
+        tables = load_tables(model, hardware, workload.kv_bytes_per_element)
     if calibration is None:
         calibration = load_calibration(calibration_name(hardware, tables))
     kernels: KernelTimes = Roofline(model, hardware, calibration, workload.kv_bytes_per_element)

@@ -12,9 +12,8 @@ from typing import Any
 from afd.plan.bench import make_bench
 from afd.plan.cuts import Cut
 from afd.plan.errors import PlanError
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Bench, Estimate, Workload, disaggregated
-from afd.plan.ledger.entries import ledger
+from afd.plan.ledger.ledger import ledger
 from afd.plan.measured.fit import fit_calibration
 from afd.plan.measured.rows import read_rows
 from afd.plan.measured.validate import split_rows, validate, validate_rows
@@ -36,6 +35,7 @@ from afd.plan.output import charts as draw
 from afd.plan.output.plots import Chart
 from afd.plan.output.text import ESTIMATE_HEADER, estimate_row, table, terms
 from afd.plan.pipeline import conditions
+from afd.plan.profiles import load_hardware
 from afd.plan.project import project
 from afd.plan.search import (
     Limits,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from afd.plan.data import load, take
 from afd.plan.errors import PlanError
 
 
@@ -41,23 +40,3 @@ class Hardware:
                       "link_bytes_per_s", "gpus_per_node", "max_gpus", "processors"):  # fmt: skip
             if not getattr(self, field) > 0:
                 raise PlanError(f"hardware {self.name}: {field} must be above zero")
-
-
-def load_hardware(name: str) -> Hardware:
-    """A shipped profile by name (``gb200`` …), a TOML by path, or ``cpu``: measured now."""
-    if name.lower() == "cpu":
-        from afd.plan.times.cpu import measure_cpu
-
-        return measure_cpu()
-    table = load("hardware", "hardware", name.lower() if not name.endswith(".toml") else name)
-    where = f"hardware {name}"
-    fields = Hardware.__dataclass_fields__
-    values = {}
-    for key, field in fields.items():
-        if key in table:
-            values[key] = table[key]
-        elif key not in ("role", "note", "calibration"):
-            values[key] = take(table, key, where)
-        else:
-            values[key] = field.default
-    return Hardware(**values)

@@ -39,21 +39,26 @@ class Measurements:
     path: str
 
     def at(self, term: str, load: float, ranks: int = 0) -> Term | None:
-        """Linear between points; beyond them by the nearest segment's slope, never below zero.
+        """Linear between points, never negative.
 
-        Points of another number of expert ranks do not count; those without a number do.
+        Above the last one by the last segment's slope, or in proportion where there is one point
+        only; then, and for loads under half the first one, the source says so. Points of another
+        number of expert ranks do not count; those without a number do.
         """
         of_term = [p for p in self.points if p.term == term]
         line = [p for p in of_term if p.ranks == ranks] or [p for p in of_term if p.ranks == 0]
         if not line:
             return None
+        first, last = line[0], line[-1]
         if len(line) == 1:
-            return Term(line[0].us, f"measured ({self.path}, one point)", complete=True)
-        upper = next((i for i, p in enumerate(line) if p.load >= load), len(line) - 1)
-        low, high = line[max(0, upper - 1)], line[max(1, upper)]
-        slope = (high.us - low.us) / (high.load - low.load)
-        us = max(0.0, low.us + slope * (load - low.load))
-        return Term(us, f"measured ({self.path})", complete=True)
+            us = last.us * max(1.0, load / last.load)
+        else:
+            upper = next((i for i, p in enumerate(line) if p.load >= load), len(line) - 1)
+            low, high = line[max(0, upper - 1)], line[max(1, upper)]
+            us = low.us + (high.us - low.us) / (high.load - low.load) * (load - low.load)
+            us = max(us, last.us) if load > last.load else max(us, 0.0)
+        far = "" if first.load / 2 <= load <= last.load else ", extrapolated"
+        return Term(us, f"measured ({self.path}{far})", complete=True)
 
 
 def write_measurements(path: Path, rows: Iterable[tuple[str, float, float, int, float]]) -> None:

@@ -11,10 +11,11 @@ from afd.plan.bench import make_bench
 from afd.plan.cuts import Cut
 from afd.plan.data import load
 from afd.plan.errors import DoesNotFitError, PlanError
-from afd.plan.hardware import Hardware, load_hardware
+from afd.plan.hardware import Hardware
 from afd.plan.layouts import Bench, Workload
 from afd.plan.memory import require_batch_fits, require_ffn_fits
 from afd.plan.model_spec import ModelSpec, load_model
+from afd.plan.profiles import load_hardware
 from afd.plan.search import Limits
 from afd.plan.times.calibration import Calibration, load_calibration
 from afd.plan.times.tables import load_tables, tables_installed

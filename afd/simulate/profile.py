@@ -18,10 +18,11 @@ from afd.errors import ConfigError
 from afd.plan.bench import make_bench
 from afd.plan.data import load, names
 from afd.plan.errors import PlanError
-from afd.plan.hardware import Hardware, load_hardware
+from afd.plan.hardware import Hardware
 from afd.plan.layouts import Bench, Workload, disaggregated
 from afd.plan.model_spec import ModelSpec
 from afd.plan.pipeline import exposed_us, step_us
+from afd.plan.profiles import load_hardware
 
 
 @dataclass(frozen=True, slots=True)

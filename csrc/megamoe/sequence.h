@@ -9,10 +9,11 @@
 
 namespace megamoe {
 
-// In the mapping, on a line of its own. `sleeping` is 1 while somebody may sleep on it.
+// In the mapping, on a line of its own. `sleepers` is odd while somebody may sleep on it, and
+// another number after every wake-up.
 struct Word {
   uint64_t value;
-  uint32_t sleeping;
+  uint32_t sleepers;
 };
 
 constexpr int kGenerationShift = 40;
@@ -69,11 +70,12 @@ MEGAMOE_ROLE WaitResult await(Word& word, uint64_t expected, const Word& abort,
     if (waited_ns >= deadline_ns) return {WaitEnd::Deadline, seen, waited_ns};
     if (!backoff.spin(waited_ns)) {
       // Announce, look again, sleep: the publisher stores, then looks for sleepers. Both are
-      // sequentially consistent, so one of the two sees the other and no wake-up is lost.
-      Target::announce_sleep(word);
+      // sequentially consistent, so one of the two sees the other. A wake-up after the second look
+      // makes the ticket stale, also if another waiter announces itself in between.
+      const uint32_t ticket = Target::announce_sleep(word);
       if (!reached(Target::load_acquire(word.value), expected) &&
           Target::load_acquire(abort.value) == 0) {
-        Target::sleep(word, deadline_ns - waited_ns);
+        Target::sleep(word, ticket, deadline_ns - waited_ns);
       }
     }
     seen = Target::load_acquire(word.value);

@@ -29,3 +29,8 @@ target_include_directories(megamoe-simt PRIVATE csrc)
 target_link_libraries(megamoe-simt PRIVATE Threads::Threads)
 afd_test_program(megamoe-simt-stress tests/megamoe/simt_stress.cpp ${AFD_SIMT_SOURCES}
   $<TARGET_OBJECTS:afd_stress_core>)
+
+afd_test_program(megamoe-model tests/megamoe/model.cpp csrc/megamoe/layout.cpp
+  csrc/megamoe/simt/runner/fiber.cpp)
+afd_test_program(megamoe-faults tests/megamoe/faults.cpp $<TARGET_OBJECTS:afd_stress_core>)
+afd_test_program(megamoe-soak tests/megamoe/soak.cpp $<TARGET_OBJECTS:afd_stress_core>)

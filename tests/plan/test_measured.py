@@ -8,12 +8,12 @@ import pytest
 
 from afd.plan.bench import make_bench
 from afd.plan.errors import RowError
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Workload, colocated, disaggregated
 from afd.plan.measured.fit import fit_calibration
 from afd.plan.measured.rows import read_rows
 from afd.plan.measured.validate import validate
 from afd.plan.model_spec import load_model
+from afd.plan.profiles import load_hardware
 from afd.plan.search import Limits, recommend
 from afd.plan.times.calibration import FITTED, load_calibration
 from afd.plan.times.tables import load_tables, tables_installed
@@ -124,6 +124,18 @@ def test_expert_tables_lie_between_even_and_hot() -> None:
         assert even <= curves.at(2000, ranks, 1.5, 2.0) <= hot
         # Reading the held experts alone takes this long at the chip's bandwidth.
         assert hot > model.routed_bytes / model.layers / ranks / CHIP.memory_bytes_per_s * 1e6
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_narrower_cache_is_read_faster(source: str) -> None:
+    model, tables = load_model("qwen3-235b-a22b"), source == "tables"
+    wide, narrow = (
+        disaggregated(
+            make_bench(model, CHIP, Workload(8192, kv), use_tables=tables), 7, 1, 96
+        ).terms_us["T_FMHA"]
+        for kv in (2.0, 1.0)
+    )
+    assert 0.4 * wide < narrow < 0.8 * wide
 
 
 def write(path: Path, *rows: str) -> Path:

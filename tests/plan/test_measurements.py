@@ -12,10 +12,10 @@ import pytest
 from afd.plan.bench import make_bench
 from afd.plan.cli import main
 from afd.plan.errors import DoesNotFitError, PlanError, RowError
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Workload, colocated, disaggregated
 from afd.plan.measurements import FIELDS, TERMS, read_measurements
 from afd.plan.model_spec import load_model
+from afd.plan.profiles import load_hardware
 from afd.plan.times.measure import Sizes, measure
 
 DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
@@ -52,10 +52,11 @@ def test_this_cpu_is_timed_and_every_timed_term_is_then_called_measured(
     best = ask(capsys, "recommend", *flags)["best"]
     for term in ("T_FMHA", "T_dense", "T_moe" if best["system"] == "colocated" else "T_e",
                  "head per step"):  # fmt: skip
-        assert best["sources"][term] == "measured (mine.csv)"
+        assert best["sources"][term].startswith("measured (mine.csv")
     afd = ask(capsys, "explain", *flags, "--ratio", "1:1", "--batch", "8")["afd"]
-    for term in ("T_FMHA", "T_dense", "head per step"):
+    for term in ("T_FMHA", "T_dense"):
         assert afd["sources"][term] == "measured (mine.csv)"
+    assert afd["sources"]["head per step"] == "measured (mine.csv, extrapolated)"
     # One FFN rank: the file has times for it, complete, so nothing is added to them.
     assert afd["sources"]["T_e"] == "measured (mine.csv)"
     assert afd["terms_us"]["T_e"] == afd["terms_us"]["ffn GEMM"]
@@ -87,6 +88,21 @@ def test_expert_times_of_another_number_of_ranks_are_not_used(tmp_path: Path) ->
     at_ten = points.at("experts", 10, 4)
     assert at_ten is not None and at_ten.us == 100  # the median of the two
     assert points.at("experts", 10, 8) is None
+
+
+def test_beyond_the_points_times_grow_and_the_source_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("term,batch,us\ndense,8,50\nhead,8,30\nhead,16,20\n")
+    points = read_measurements(path)
+    for term, load, us in (
+        ("dense", 8, 50),
+        ("dense", 80, 500),
+        ("head", 12, 25),
+        ("head", 99, 20),
+    ):
+        got = points.at(term, load)
+        assert got is not None and got.us == us
+        assert ("extrapolated" in got.source) == (load > 16)
 
 
 def test_toml_holds_the_same_points(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from afd.plan.bench import make_bench
 from afd.plan.cuts import Cut
 from afd.plan.data import names
 from afd.plan.errors import DoesNotFitError, PlanError, UnknownNameError
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Bench, Workload, colocated, disaggregated
 from afd.plan.memory import attention_batch, batch_expansion, colocated_batch, require_ffn_fits
 from afd.plan.model_spec import load_model
@@ -26,6 +25,7 @@ from afd.plan.pipeline import (
     step_us,
     tokens_per_s_per_gpu,
 )
+from afd.plan.profiles import load_hardware
 from afd.plan.skew import busiest_rank_factor, measured_rank_factor, slowest_rank_factor
 from afd.plan.times.kernels import held_processors_us, last_wave_factor
 

@@ -15,7 +15,7 @@ from afd.errors import EngineDeadError
 from afd.launch.engine import Launch
 from afd.simulate.crew import SimulatedWorkers
 from afd.simulate.resolve import resolve_simulation
-from afd_sched.messages import SamplingParams
+from afd_sched.messages import SamplingParams, Tokens
 
 QWEN = "Qwen/Qwen3-235B-A22B-FP8"
 STEP_MS = 4.0
@@ -75,13 +75,18 @@ def test_the_same_command_without_simulate_says_what_is_missing() -> None:
     assert "Traceback" not in errors
 
 
-def test_a_simulated_process_that_dies_is_named_and_nothing_is_left(profile: str) -> None:
-    values = {"model": QWEN, "m": 1, "n": 1}
+def test_a_simulated_process_that_dies_is_named_and_its_timeline_is_kept(
+    profile: str, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    values = {"model": QWEN, "m": 1, "n": 1, "timeline": str(trace)}
     simulation = resolve_simulation(profile, values, 100, 4, 5)
     launch = Launch(SimulatedWorkers(simulation))
     try:
         launch.submit([1, 2, 3], SamplingParams(max_new_tokens=90, ignore_eos=True))
-        launch.poll(None)
+        steps = 0
+        while steps < 3:
+            steps += isinstance(launch.poll(None), Tokens)
         hosts = [c for c in psutil.Process().children() if "afd.simulate" in c.cmdline()]
         hosts[-1].kill()
         with pytest.raises(EngineDeadError, match="simulated ranks from .* killed by signal 9"):
@@ -90,3 +95,9 @@ def test_a_simulated_process_that_dies_is_named_and_nothing_is_left(profile: str
     finally:
         launch.close()
     assert not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert len(names) == 1 + simulation.topology.ranks
+    # One rank has the only request; every FFN rank takes part in every step.
+    stepped = {names[e["pid"]] for e in events if e["name"] == "step"}
+    assert stepped >= {f"FFN rank {rank}" for rank in range(4, 8)} | {"attention rank 0"}

@@ -9,9 +9,9 @@ import pytest
 
 from afd.errors import ConfigError
 from afd.plan.bench import make_bench
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Workload, disaggregated
 from afd.plan.model_spec import load_model
+from afd.plan.profiles import load_hardware
 from afd.simulate.executor import SimulatedAttention, SimulatedFfn
 from afd.simulate.profile import FixedStep, StepTime, load_profile, service_times
 from afd.simulate.resolve import resolve_simulation

@@ -6,12 +6,12 @@ import math
 
 from afd.plan.bench import make_bench
 from afd.plan.cuts import Cut, bytes_back_per_token_layer, bytes_out_per_token_layer
-from afd.plan.hardware import load_hardware
 from afd.plan.layouts import Bench, Workload, colocated, disaggregated
-from afd.plan.ledger.entries import Entry
+from afd.plan.ledger.entry import Entry
 from afd.plan.memory import attention_batch, batch_expansion, colocated_batch
 from afd.plan.model_spec import load_model
 from afd.plan.pipeline import conditions, ffn_tax, predicted_afd_ms, speedup
+from afd.plan.profiles import load_hardware
 from afd.plan.project import (
     decompose,
     dense_flops_per_token,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from afd.plan.ledger.entries import Entry
+from afd.plan.ledger.entry import Entry
 from afd.qfirst import counts as count
 from afd.qfirst.account import KNOWN, LONG, figures
 from afd.qfirst.config import DecoderConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from afd.plan.errors import ExtraMissingError
 from afd.plan.layouts import Bench, Estimate
-from afd.plan.ledger.entries import ledger
+from afd.plan.ledger.ledger import ledger
 from afd.plan.options import bench_from, limits_from, possible_ratios
 from afd.plan.output import charts as draw
 from afd.plan.output.plots import Chart

@@ -34,6 +34,7 @@ FRAMEWORKS = ("vllm", "sglang", "trtllm")
 SYSTEM_OF = {"GB200 NVL72": "gb200", "GB300 NVL72": "gb300", "HGX B200": "b200_sxm",
              "HGX H200": "h200_sxm", "HGX H100": "h100_sxm"}  # fmt: skip
 TABLE_SKEW_EXPONENT = 1.01
+KV_TYPES = {2.0: "bfloat16", 1.0: "fp8"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,9 @@ def tables_installed() -> bool:
     return all(find_spec(p) is not None for p in ("aiconfigurator_core", "pyarrow"))
 
 
-def load_tables(model: ModelSpec, hardware: Hardware) -> Tables | None:
+def load_tables(
+    model: ModelSpec, hardware: Hardware, kv_bytes_per_element: float = 2.0
+) -> Tables | None:
     """The package's tables for this model's shapes, or None where it has none for this chip."""
     for package in ("aiconfigurator_core", "pyarrow"):
         if find_spec(package) is None:
@@ -108,7 +111,8 @@ def load_tables(model: ModelSpec, hardware: Hardware) -> Tables | None:
     if system is None or spec is None or not spec.submodule_search_locations:
         return None
     root = Path(spec.submodule_search_locations[0]) / "systems" / "data" / system
-    attention, experts = _attention_curve(root, model), _expert_curves(root, model)
+    attention = _attention_curve(root, model, kv_bytes_per_element)
+    experts = _expert_curves(root, model)
     if attention is None and experts is None:
         return None
     return Tables(attention, experts, f"aiconfigurator-core tables, {system}")
@@ -127,14 +131,15 @@ def _records(root: Path, pattern: str, wanted: dict[str, Any]) -> list[dict[str,
     return []
 
 
-def _attention_curve(root: Path, model: ModelSpec) -> Curve | None:
-    if model.latent_kv_elements or model.windowed_layers:
+def _attention_curve(root: Path, model: ModelSpec, kv_bytes_per_element: float) -> Curve | None:
+    kv_type = KV_TYPES.get(kv_bytes_per_element)
+    if model.latent_kv_elements or model.windowed_layers or kv_type is None:
         return None
     rows = _records(
         root,
         "attention/{framework}/*/generation_attention_perf.parquet",
         {"num_heads": model.query_heads, "num_key_value_heads": model.kv_heads,
-         "head_dim": model.head_dim, "window_size": 0, "kv_cache_dtype": "bfloat16"},
+         "head_dim": model.head_dim, "window_size": 0, "kv_cache_dtype": kv_type},
     )  # fmt: skip
     return _curve(
         (row["batch_size"] * (row["isl"] + row["step"]), row["latency"] * 1e3)

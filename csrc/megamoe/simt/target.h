@@ -27,8 +27,8 @@ struct Target : Words {
       return true;
     }
   };
-  MEGAMOE_ROLE static void announce_sleep(Word&) {}
-  MEGAMOE_ROLE static void sleep(Word&, uint64_t) {}
+  MEGAMOE_ROLE static uint32_t announce_sleep(Word&) { return 0; }
+  MEGAMOE_ROLE static void sleep(Word&, uint32_t, uint64_t) {}
 
   MEGAMOE_ROLE static void sync() { __syncthreads(); }
   MEGAMOE_ROLE static bool leader() { return threadIdx.x == 0; }

@@ -1,8 +1,7 @@
-"""The ledger: published numbers of the two references beside what this arithmetic gives."""
+"""One published number beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +36,3 @@ class Entry:
             "name": self.name, "reference": self.reference, "published": self.published,
             "ours": self.ours, "difference": self.difference, "kind": self.kind, "note": note,
         }  # fmt: skip
-
-
-def ledger() -> dict[str, Any]:
-    """All entries of both references."""
-    from afd.plan.ledger.fastafd import entries as fastafd
-    from afd.plan.ledger.qfirst import entries as qfirst
-
-    sources: tuple[Callable[[], list[Entry]], ...] = (fastafd, qfirst)
-    rows = [entry.as_row() for source in sources for entry in source()]
-    within = [r for r in rows if r["difference"] is not None and abs(r["difference"]) <= NOTE_ABOVE]
-    return {"rows": rows, "within_5_percent": len(within), "total": len(rows)}
