@@ -14,6 +14,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+BENCHMARKS = [f"megamoe-bench-{name}" for name in ("dispatch", "ffn", "combine", "roundtrip")]
 
 
 class CMakeExtension(Extension):
@@ -43,8 +44,16 @@ class CMakeBuild(build_ext):
         with open(build_dir / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             subprocess.run([*configure, *os.environ.get("CMAKE_ARGS", "").split()], check=True)
-            subprocess.run(["cmake", "--build", str(build_dir), "--target", "_megamoe"], check=True)
+            build = ["cmake", "--build", str(build_dir), "--target", "_megamoe", *BENCHMARKS]
+            subprocess.run(build, check=True)
             self.copy_file(str(build_dir / "lib" / target.name), str(target))
+            self.install_benchmarks(build_dir)
+
+    def install_benchmarks(self, build_dir: Path) -> None:
+        """As the distribution's data files for ``bin``, beside its console scripts."""
+        binaries = [str((build_dir / name).relative_to(ROOT)) for name in BENCHMARKS]
+        data_files = self.distribution.data_files or []
+        self.distribution.data_files = [*data_files, ("bin", binaries)]
 
 
 packages = ["afd", "afd_sched", "afd.configs"]

@@ -20,6 +20,22 @@ void require(bool good, const std::string& sentence) {
   if (!good) throw std::invalid_argument(sentence);
 }
 
+// What one tile multiplies, rounded or not, and where its products go.
+struct TileRows {
+  const float* x[TileSchedule::kTileRows];
+  const uint32_t* pairs[TileSchedule::kTileRows];
+  float* y[TileSchedule::kTileRows];
+
+  void multiply(const PackedMatrix& weight, int rows, bool rounded, int begin, int end,
+                const std::byte* next) const {
+    if (rounded) {
+      gemm_pairs(pairs, y, rows, weight, begin, end, next);
+    } else {
+      gemm_rows(x, y, rows, weight, begin, end, false, next);
+    }
+  }
+};
+
 int matrix_rows(size_t experts, int panels) {
   const size_t rows = experts * static_cast<size_t>(panels) * kPanel;
   require(rows <= static_cast<size_t>(std::numeric_limits<int>::max()),
@@ -153,6 +169,7 @@ ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, 
     const int expert = more ? tiles[end].expert : tiles[0].expert;
     next = layers_[next_layer].gate_up.panel(expert * gate_up_panels());
   }
+  const bool takes_pairs = layers_[index(layer)].down.takes_pairs();
   return {&layers_[index(layer)],
           &schedule,
           begin,
@@ -161,11 +178,30 @@ ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, 
           first.first,
           copies,
           scratch.act.reserve(index(copies) * index(width_)),
+          takes_pairs ? scratch.act_pairs.reserve(index(copies) * PackedMatrix::pair_words(width_))
+                      : nullptr,
           scratch.columns.reserve(index(parts) * index(copies) * kChunkColumns),
           next};
 }
 
-void ExpertBank::activate(Pool& pool, const Wave& wave, const float* const* rows) const {
+const uint32_t* ExpertBank::round_rows(Pool& pool, int layer, const TileSchedule& schedule,
+                                       const float* const* rows, ExpertScratch& scratch) const {
+  const int count = static_cast<int>(schedule.rows().size());
+  if (count == 0 || !layers_[index(layer)].gate_up.takes_pairs()) return nullptr;
+  const PackedMatrix& weight = layers_[index(layer)].gate_up;
+  const size_t stride = PackedMatrix::pair_words(hidden_);
+  uint32_t* pairs = scratch.row_pairs.reserve(index(count) * stride);
+  constexpr int kTaskRows = 16;
+  pool.parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int task) {
+    const int end = std::min(count, (task + 1) * kTaskRows);
+    for (int row = task * kTaskRows; row < end; ++row) {
+      weight.round(rows[row], hidden_, pairs + index(row) * stride);
+    }
+  });
+  return pairs;
+}
+
+void ExpertBank::activate(Pool& pool, const Wave& wave, const Rows& rows) const {
   const Split split(wave.threads, wave.tiles, gate_up_panels());
   const RowCodec& codec = row_codec();
   pool.parallel_for(wave.tiles * split.parts(), [&](int task) {
@@ -178,48 +214,63 @@ void ExpertBank::activate(Pool& pool, const Wave& wave, const float* const* rows
       const int first = begin * kGateBlock;
       const int columns = std::min(end * kGateBlock, width_) - first;
       for (size_t row = wave.row(tile); row < wave.row(tile) + index(tile.rows); ++row) {
-        codec.swiglu(wave.part_columns(part, row), columns, wave.act + row * index(width_) + first);
+        float* act = wave.act + row * index(width_) + first;
+        codec.swiglu(wave.part_columns(part, row), columns, act);
+        if (wave.act_pairs == nullptr) continue;
+        // A block of gates starts on a pair.
+        uint32_t* pairs = wave.act_pairs + row * PackedMatrix::pair_words(width_) + first / 2;
+        wave.layer->down.round(act, columns, pairs);
       }
     }
   });
 }
 
 void ExpertBank::gate_up_chunk(const Wave& wave, int t, int part, int begin, int end,
-                               const float* const* rows) const {
+                               const Rows& rows) const {
   const Tile& tile = wave.tile(t);
   const auto& copies = wave.schedule->copies();
   const int base = tile.expert * gate_up_panels();
-  const float* x[TileSchedule::kTileRows];
-  float* y[TileSchedule::kTileRows];  // gemm_rows counts columns from the matrix's first
-  for (int r = 0; r < tile.rows; ++r) {
-    x[r] = rows[copies[index(tile.first + r)].row];
-    y[r] = wave.part_columns(part, wave.row(tile) + index(r)) - int64_t{base + begin} * kPanel;
-  }
   const PackedMatrix& weight = wave.layer->gate_up;
   const std::byte* next = weight.panel(base + end);
   if (end == gate_up_panels()) {
     next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * gate_up_panels())
                               : wave.layer->down.panel(wave.tile(0).expert * down_panels());
   }
-  gemm_rows(x, y, tile.rows, weight, base + begin, base + end, false, next);
+  const size_t stride = PackedMatrix::pair_words(hidden_);
+  TileRows tile_rows;
+  for (int r = 0; r < tile.rows; ++r) {
+    const int32_t row = copies[index(tile.first + r)].row;
+    // The GEMM counts columns from the matrix's first.
+    tile_rows.y[r] =
+        wave.part_columns(part, wave.row(tile) + index(r)) - int64_t{base + begin} * kPanel;
+    if (rows.pairs != nullptr) {
+      tile_rows.pairs[r] = rows.pairs + index(row) * stride;
+    } else {
+      tile_rows.x[r] = rows.values[row];
+    }
+  }
+  tile_rows.multiply(weight, tile.rows, rows.pairs != nullptr, base + begin, base + end, next);
 }
 
 void ExpertBank::down_chunk(const Wave& wave, int t, int part, int begin, int end) const {
   const Tile& tile = wave.tile(t);
   const int base = tile.expert * down_panels();
-  const float* x[TileSchedule::kTileRows];
-  float* y[TileSchedule::kTileRows];
-  for (int r = 0; r < tile.rows; ++r) {
-    const size_t row = wave.row(tile) + index(r);
-    x[r] = wave.act + row * index(width_);
-    y[r] = wave.part_columns(part, row) - int64_t{base + begin} * kPanel;
-  }
   const PackedMatrix& weight = wave.layer->down;
   const std::byte* next = weight.panel(base + end);
   if (end == down_panels()) {
     next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * down_panels()) : wave.next;
   }
-  gemm_rows(x, y, tile.rows, weight, base + begin, base + end, false, next);
+  TileRows tile_rows;
+  for (int r = 0; r < tile.rows; ++r) {
+    const size_t row = wave.row(tile) + index(r);
+    tile_rows.y[r] = wave.part_columns(part, row) - int64_t{base + begin} * kPanel;
+    if (wave.act_pairs != nullptr) {
+      tile_rows.pairs[r] = wave.act_pairs + row * PackedMatrix::pair_words(width_);
+    } else {
+      tile_rows.x[r] = wave.act + row * index(width_);
+    }
+  }
+  tile_rows.multiply(weight, tile.rows, wave.act_pairs != nullptr, base + begin, base + end, next);
 }
 
 }  // namespace megamoe::cpu

@@ -21,6 +21,8 @@ namespace megamoe::cpu {
 // Working memory of one computation at a time.
 struct ExpertScratch {
   GrowBuffer<float> act;
+  GrowBuffer<uint32_t> row_pairs;  // where the kernel takes bf16 pairs: rows, and act, rounded once
+  GrowBuffer<uint32_t> act_pairs;
   GrowBuffer<float> columns;
 };
 
@@ -53,6 +55,9 @@ class ExpertBank {
   int owned() const { return static_cast<int>(expert_ids_.size()); }
   const std::vector<int32_t>& expert_ids() const { return expert_ids_; }
   size_t bytes() const;
+  // Every expert's gates and ups, or downs, of one layer.
+  const PackedMatrix& gate_up(int layer) const { return layers_[index(layer)].gate_up; }
+  const PackedMatrix& down(int layer) const { return layers_[index(layer)].down; }
 
   // owned_index for TileSchedule, over `experts` experts; throws std::invalid_argument if an owned
   // id is outside.
@@ -66,10 +71,11 @@ class ExpertBank {
   void compute(Pool& pool, int layer, const TileSchedule& schedule, const float* const* rows,
                ExpertScratch& scratch, Sink&& sink) const {
     const auto& tiles = schedule.tiles();
+    const Rows x{rows, round_rows(pool, layer, schedule, rows, scratch)};
     for (size_t begin = 0, end; begin < tiles.size(); begin = end) {
       end = wave_end(tiles, begin, pool.threads());
       const Wave wave = make_wave(layer, schedule, begin, end, pool.threads(), scratch);
-      activate(pool, wave, rows);
+      activate(pool, wave, x);
       project(pool, wave, sink);
     }
   }
@@ -89,6 +95,12 @@ class ExpertBank {
   void place(int layer, int expert, const Weight& gate, const Weight& up, const Weight& down,
              Put&& put);
 
+  // The pulled rows [hidden], and where the kernel takes pairs the same rounded, [pair_words].
+  struct Rows {
+    const float* const* values;
+    const uint32_t* pairs;
+  };
+
   // Tiles whose activations live at the same time.
   struct Wave {
     const Layer* layer;
@@ -99,6 +111,7 @@ class ExpertBank {
     int32_t first_copy;
     int32_t copies;
     float* act;             // [copies][width]
+    uint32_t* act_pairs;    // [copies][pair_words], or null
     float* columns;         // of a few panels, [parts][copies][kChunkColumns]
     const std::byte* next;  // the panel read after this wave, as far as one can know
 
@@ -132,10 +145,11 @@ class ExpertBank {
   static size_t wave_end(const std::vector<Tile>& tiles, size_t begin, int threads);
   Wave make_wave(int layer, const TileSchedule& schedule, size_t begin, size_t end, int threads,
                  ExpertScratch& scratch) const;
-  void activate(Pool& pool, const Wave& wave, const float* const* rows) const;
+  const uint32_t* round_rows(Pool& pool, int layer, const TileSchedule& schedule,
+                             const float* const* rows, ExpertScratch& scratch) const;
+  void activate(Pool& pool, const Wave& wave, const Rows& rows) const;
   // Columns of panels [begin, end) of a tile, into its part's.
-  void gate_up_chunk(const Wave& wave, int t, int part, int begin, int end,
-                     const float* const* rows) const;
+  void gate_up_chunk(const Wave& wave, int t, int part, int begin, int end, const Rows& rows) const;
   void down_chunk(const Wave& wave, int t, int part, int begin, int end) const;
 
   template <class Sink>

@@ -66,11 +66,18 @@ class PackedMatrix {
   WeightType type() const { return type_; }
   size_t bytes() const { return panel_bytes_ * panels(); }
   size_t panel_bytes() const { return panel_bytes_; }
+  // Whether the kernel rounds activations to bf16 pairs. A row may then be rounded once,
+  // [pair_words] words, and multiplied by several matrices of this type and level with gemm_pairs.
+  bool takes_pairs() const { return round_ != nullptr; }
+  static size_t pair_words(int cols);
+  void round(const float* x, int cols, uint32_t* pairs) const { round_(x, cols, pairs); }
   const std::byte* panel(int index) const { return data_.get() + panel_bytes_ * index; }
 
  private:
   friend void gemm_rows(const float* const*, float* const*, int, const PackedMatrix&, int, int,
                         bool, const std::byte*);
+  friend void gemm_pairs(const uint32_t* const*, float* const*, int, const PackedMatrix&, int, int,
+                         const std::byte*);
   // How a panel orders its elements; FP8 codes lie as the bf16 they become.
   enum class Order { Rows, Halves, Pairs, CodePairs };
   struct Unmap {
@@ -95,6 +102,7 @@ class PackedMatrix {
   Order order_ = Order::Rows;
   size_t head_bytes_ = 0;  // of a panel: its FP8 scales, two a block of columns
   void (*kernel_)(const GemmCall&);
+  void (*round_)(const float*, int, uint32_t*);
   size_t panel_bytes_;
   std::unique_ptr<std::byte, Unmap> data_;
 };
@@ -104,5 +112,8 @@ class PackedMatrix {
 // `next` is the panel that will be read after these, if known.
 void gemm_rows(const float* const* x, float* const* y, int m, const PackedMatrix& w,
                int panel_begin, int panel_end, bool accumulate, const std::byte* next = nullptr);
+// The same, not accumulating, from rows that w.round made.
+void gemm_pairs(const uint32_t* const* x, float* const* y, int m, const PackedMatrix& w,
+                int panel_begin, int panel_end, const std::byte* next = nullptr);
 
 }  // namespace megamoe::cpu

@@ -17,7 +17,7 @@ MEGAMOE_TARGET_END
 namespace megamoe::cpu {
 
 GemmKernels gemm_avx512() {
-  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, nullptr, nullptr};
+  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, nullptr, nullptr, nullptr};
 }
 
 }  // namespace megamoe::cpu

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "megamoe/cpu/gemm.h"
 #include "megamoe/cpu/gemm_kernels.h"
 #include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
@@ -107,9 +108,15 @@ template <class Compute>
 void round_blocks(const GemmCall& call, Compute compute) {
   const int steps = (call.cols + 1) / 2;
   const int block = block_rows(steps, sizeof(uint32_t));
+  if (call.pairs != nullptr) {
+    for (int first = 0; first < call.m; first += block) {
+      const int m = call.m - first < block ? call.m - first : block;
+      compute(call.pairs + first, call.y + first, m);
+    }
+    return;
+  }
   const int rows = call.m < block ? call.m : block;
-  // An odd number of cache lines a row keeps the rows of a tile out of one another's cache sets.
-  const size_t stride = (static_cast<size_t>(steps) + 15) / 16 * 16 + 16;
+  const size_t stride = PackedMatrix::pair_words(call.cols);
   const Scratch<uint32_t> pairs(stride * rows);
   const Scratch<const uint32_t*> x(rows);
   for (int first = 0; first < call.m; first += block) {
@@ -122,7 +129,7 @@ void round_blocks(const GemmCall& call, Compute compute) {
   }
 }
 
-void gemm_pairs(const GemmCall& call) {
+void gemm_bf16_pairs(const GemmCall& call) {
   round_blocks(call, [&](const uint32_t* const* x, float* const* y, int m) {
     block_gemm<Bf16PairStep>(call, x, y, m, (call.cols + 1) / 2);
   });
@@ -141,7 +148,8 @@ MEGAMOE_TARGET_END
 namespace megamoe::cpu {
 
 GemmKernels gemm_avx512bf16() {
-  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, gemm_pairs, gemm_fp8_pairs};
+  return {gemm<Fp32Step>,  gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>,
+          gemm_bf16_pairs, gemm_fp8_pairs, round_row};
 }
 
 }  // namespace megamoe::cpu

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace megamoe::cpu {
 
 // One GEMM over whole panels; see gemm_rows.
 struct GemmCall {
   const float* const* x;
+  const uint32_t* const* pairs;  // instead of x: its rows as `round` makes them
   float* const* y;
   int m;
   const std::byte* first_panel;  // of panel_begin
@@ -43,6 +45,7 @@ struct GemmKernels {
   // Null where the level has no such instruction.
   void (*bf16_pairs)(const GemmCall&);
   void (*fp8_pairs)(const GemmCall&);
+  void (*round)(const float* x, int cols, uint32_t* pairs);
 };
 
 GemmKernels gemm_portable();

@@ -45,7 +45,12 @@ std::byte* map_bytes(size_t bytes) {
 void PackedMatrix::Unmap::operator()(std::byte* data) const { munmap(data, bytes); }
 
 PackedMatrix::PackedMatrix(int rows, int cols, WeightType type)
-    : rows_(rows), cols_(cols), type_(type), kernel_(nullptr), data_(nullptr, Unmap{0}) {
+    : rows_(rows),
+      cols_(cols),
+      type_(type),
+      kernel_(nullptr),
+      round_(nullptr),
+      data_(nullptr, Unmap{0}) {
   if (rows <= 0 || cols <= 0) {
     throw std::invalid_argument("a matrix needs positive rows and cols, got [" +
                                 std::to_string(rows) + ", " + std::to_string(cols) + "]");
@@ -65,6 +70,7 @@ void PackedMatrix::choose_kernel() {
     return;
   }
   const bool pairs = kernels.bf16_pairs != nullptr;
+  round_ = kernels.round;
   order_ = pairs ? Order::Pairs : Order::Halves;
   if (type_ == WeightType::BF16) {
     kernel_ = pairs ? kernels.bf16_pairs : kernels.bf16;
@@ -189,8 +195,21 @@ void PackedMatrix::gather_row(int row, float* out) const {
 void gemm_rows(const float* const* x, float* const* y, int m, const PackedMatrix& w,
                int panel_begin, int panel_end, bool accumulate, const std::byte* next) {
   if (m <= 0 || panel_begin >= panel_end) return;
-  w.kernel_({x, y, m, w.panel(panel_begin), w.panel_bytes(), w.rows(), w.cols(), panel_begin,
-             panel_end, accumulate, w.head_bytes_, next});
+  w.kernel_({x, nullptr, y, m, w.panel(panel_begin), w.panel_bytes(), w.rows(), w.cols(),
+             panel_begin, panel_end, accumulate, w.head_bytes_, next});
+}
+
+void gemm_pairs(const uint32_t* const* x, float* const* y, int m, const PackedMatrix& w,
+                int panel_begin, int panel_end, const std::byte* next) {
+  if (m <= 0 || panel_begin >= panel_end) return;
+  w.kernel_({nullptr, x, y, m, w.panel(panel_begin), w.panel_bytes(), w.rows(), w.cols(),
+             panel_begin, panel_end, false, w.head_bytes_, next});
+}
+
+// An odd number of cache lines a row keeps the rows of a tile out of one another's cache sets.
+size_t PackedMatrix::pair_words(int cols) {
+  const size_t words = (index(cols) + 1) / 2;
+  return (words + 15) / 16 * 16 + 16;
 }
 
 }  // namespace megamoe::cpu

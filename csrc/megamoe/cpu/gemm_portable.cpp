@@ -12,7 +12,7 @@
 namespace megamoe::cpu {
 
 GemmKernels gemm_portable() {
-  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, nullptr, nullptr};
+  return {gemm<Fp32Step>, gemm<Bf16Step>, gemm_fp8<bf16_of_e4m3>, nullptr, nullptr, nullptr};
 }
 
 }  // namespace megamoe::cpu

@@ -86,7 +86,7 @@ struct Ahead {
 template <class Step, int MR, int NP>
 inline void tile(const GemmCall& call, const typename Step::Activation* const* x, float* const* y,
                  int panel, int half, int steps, Ahead ahead) {
-  constexpr size_t kNearBytes = 1024;
+  constexpr size_t kNearBytes = 4096;
   const typename Step::Activation* rows[MR];
 #pragma GCC unroll 64
   for (int r = 0; r < MR; ++r) rows[r] = x[r] + call.first_k;

@@ -1,0 +1,171 @@
+#include "ceilings.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+
+#include "megamoe/cpu/intrinsics.h"
+#include "megamoe/cpu/isa.h"
+
+namespace bench {
+namespace {
+
+constexpr int kChains = 24;  // hide any multiply-add's latency
+constexpr int kSteps = 1'000'000;
+
+struct Work {
+  double flops;
+  float checksum;
+};
+
+// Four lanes through compiler extensions, as the portable level's vectors.
+Work portable() {
+  typedef float Vector __attribute__((vector_size(16)));
+  Vector sums[8] = {};
+  const Vector x = Vector{} + 1e-3f;
+  for (int i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 24
+    for (int c = 0; c < 8; ++c) sums[c] += x * x;
+    asm volatile("" : : "x"(sums[0]));
+  }
+  float total = 0.0f;
+  for (const Vector& sum : sums) total += sum[0];
+  return {2.0 * 4 * 8 * kSteps, total};
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2,fma")]] Work avx2() {
+  __m256 sums[8];
+  for (__m256& sum : sums) sum = _mm256_setzero_ps();
+  const __m256 x = _mm256_set1_ps(1e-3f);
+  for (int i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 24
+    for (int c = 0; c < 8; ++c) sums[c] = _mm256_fmadd_ps(x, x, sums[c]);
+    asm volatile("" : : "x"(sums[0]));
+  }
+  float total = 0.0f;
+  for (const __m256& sum : sums) total += _mm256_cvtss_f32(sum);
+  return {2.0 * 8 * 8 * kSteps, total};
+}
+
+[[gnu::target("avx512f")]] Work avx512() {
+  __m512 sums[kChains];
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  const __m512 x = _mm512_set1_ps(1e-3f);
+  for (int i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 24
+    for (int c = 0; c < kChains; ++c) sums[c] = _mm512_fmadd_ps(x, x, sums[c]);
+    asm volatile("" : : "v"(sums[0]));
+  }
+  float total = 0.0f;
+  for (const __m512& sum : sums) total += _mm512_cvtss_f32(sum);
+  return {2.0 * 16 * kChains * kSteps, total};
+}
+
+[[gnu::target("avx512f,avx512bf16")]] Work avx512bf16() {
+  __m512 sums[kChains];
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3c003c00);
+  for (int i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 24
+    for (int c = 0; c < kChains; ++c) sums[c] = _mm512_dpbf16_ps(sums[c], x, x);
+    asm volatile("" : : "v"(sums[0]));
+  }
+  float total = 0.0f;
+  for (const __m512& sum : sums) total += _mm512_cvtss_f32(sum);
+  return {2.0 * 32 * kChains * kSteps, total};
+}
+#endif
+
+uint64_t add_up_portable(const std::byte* from, size_t bytes) {
+  typedef uint64_t Vector __attribute__((vector_size(16), may_alias));
+  constexpr size_t kAhead = 4096;
+  Vector sums[4] = {};
+  for (size_t at = 0; at + 64 <= bytes; at += 64) {
+    __builtin_prefetch(from + at + kAhead);
+    const auto* line = reinterpret_cast<const Vector*>(from + at);
+    for (int i = 0; i < 4; ++i) sums[i] += line[i];
+  }
+  return static_cast<uint64_t>((sums[0] + sums[1] + sums[2] + sums[3])[0]);
+}
+#if defined(__x86_64__)
+[[gnu::target("avx512f")]] uint64_t add_up_avx512(const std::byte* from, size_t bytes) {
+  constexpr size_t kAhead = 4096;
+  __m512i sums[4];
+  for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+  for (size_t at = 0; at + 256 <= bytes; at += 256) {
+#pragma GCC unroll 4
+    for (size_t s = 0; s < 4; ++s) {
+      __builtin_prefetch(from + at + 64 * s + kAhead);
+      sums[s] = _mm512_add_epi64(sums[s], _mm512_load_si512(from + at + 64 * s));
+    }
+  }
+  const __m512i all =
+      _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3]));
+  return static_cast<uint64_t>(_mm512_reduce_add_epi64(all));
+}
+#endif
+
+uint64_t add_up(const std::byte* from, size_t bytes) {
+#if defined(__x86_64__)
+  if (megamoe::cpu::current_isa() >= megamoe::cpu::Isa::Avx512) return add_up_avx512(from, bytes);
+#endif
+  return add_up_portable(from, bytes);
+}
+
+Work multiply(bool pairs) {
+  using megamoe::cpu::Isa;
+  switch (megamoe::cpu::current_isa()) {
+#if defined(__x86_64__)
+    case Isa::Avx2:
+      return avx2();
+    case Isa::Avx512:
+      return avx512();
+    case Isa::Avx512Bf16:
+      return pairs ? avx512bf16() : avx512();
+#endif
+    default:
+      return portable();
+  }
+}
+
+}  // namespace
+
+void Ceilings::Free::operator()(std::byte* data) const { munmap(data, kBytes); }
+
+// In huge pages where the system gives them, as packed weights are.
+Ceilings::Buffer Ceilings::buffer(int value) {
+  void* data = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  madvise(data, kBytes, MADV_HUGEPAGE);
+  std::memset(data, value, kBytes);
+  return Buffer(static_cast<std::byte*>(data));
+}
+
+Ceilings::Ceilings(Clock clock) : clock_(clock), from_(buffer(1)), to_(buffer(2)) {}
+
+double Ceilings::read_gbps() {
+  const uint64_t start = clock_.now_ns();
+  const uint64_t sum = add_up(from_.get(), kBytes);
+  const uint64_t elapsed_ns = clock_.now_ns() - start;
+  sink_ = sink_ + sum;
+  return static_cast<double>(kBytes) / static_cast<double>(elapsed_ns);
+}
+
+double Ceilings::copy_gbps() {
+  const uint64_t start = clock_.now_ns();
+  std::memcpy(to_.get(), from_.get(), kBytes);
+  asm volatile("" : : "r"(to_.get()) : "memory");
+  return 2.0 * static_cast<double>(kBytes) / static_cast<double>(clock_.now_ns() - start);
+}
+
+double Ceilings::peak_gflops(bool pairs) {
+  const uint64_t start = clock_.now_ns();
+  const Work work = multiply(pairs);
+  const uint64_t elapsed_ns = clock_.now_ns() - start;
+  sink_ = sink_ + static_cast<uint64_t>(work.checksum);
+  return work.flops / static_cast<double>(elapsed_ns);
+}
+
+}  // namespace bench

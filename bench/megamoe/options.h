@@ -1,0 +1,51 @@
+// Command line of the data plane's microbenchmarks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "clock.h"
+#include "megamoe/cpu/gemm.h"
+#include "megamoe/layout.h"
+
+namespace bench {
+
+struct Options {
+  std::string preset = "qwen3-30b-a3b";
+  int hidden = 2048;
+  int width = 768;
+  int experts = 128;
+  int top_k = 8;
+  int attention_ranks = 1;
+  int ffn_ranks = 1;
+  int lanes = 1;
+  int tokens = 64;  // per attention rank and lane
+  megamoe::Wire wire = megamoe::Wire::FP8;
+  megamoe::ScaleFormat scale_format = megamoe::ScaleFormat::Fp32Per128;
+  megamoe::ReturnMode return_mode = megamoe::ReturnMode::Slot;
+  megamoe::cpu::WeightType weights = megamoe::cpu::WeightType::BF16;
+  int threads = 1;
+  int rounds = 9;
+  bool json = false;
+  Clock clock;
+
+  // With room for `tokens`; one MoE layer.
+  megamoe::Shape shape() const {
+    return {attention_ranks,
+            ffn_ranks,
+            lanes,
+            tokens > 0 ? tokens : 1,
+            hidden,
+            top_k,
+            experts,
+            1,
+            wire,
+            scale_format,
+            return_mode};
+  }
+};
+
+// Prints what is wrong, or the help, and exits.
+Options parse(int argc, char** argv, const char* program, const char* about, Options options = {});
+
+}  // namespace bench
