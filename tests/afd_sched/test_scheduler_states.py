@@ -140,4 +140,4 @@ class SchedulerStates(RuleBasedStateMachine):
 
 
 TestSchedulerStates = SchedulerStates.TestCase
-TestSchedulerStates.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSchedulerStates.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

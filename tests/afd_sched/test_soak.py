@@ -150,6 +150,8 @@ def _soak(steps: int) -> None:
     bounds = {"nodes": sum(PAGES), "leaves": sum(PAGES)}
     marks: list[int] = []
     enabled = gc.isenabled()
+    # What other tests left behind is not ours.
+    gc.collect()
     gc.disable()
     try:
         while soak.counts.steps < steps:

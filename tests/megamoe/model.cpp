@@ -12,7 +12,8 @@
 // The second form checks one word under the least helpful company: a publisher that waits for
 // nobody, and waiters for any selection of its numbers. It shows that a wait is as good as a single
 // step that becomes possible when its word is reached. With atomic-waits the first form takes waits
-// as such steps, which leaves few enough states for more ranks, lanes and steps.
+// as such steps, which leaves few enough states for more ranks, lanes and steps; with each-word it
+// does so once for every word, on which alone the waits are taken apart.
 //
 // VARIANT abort adds a process that raises the abort word at any moment. Others plant a bug, which
 // the check must find: no-second-look one-flag no-wake early-pub early-done.
@@ -47,6 +48,7 @@ struct Arguments {
   Bug bug = Bug::None;
   bool aborts = false;
   bool atomic_waits = false;
+  bool each_word = false;
 };
 
 // All that several ranks touch: the words and one row each of IN and OUT.
@@ -162,6 +164,7 @@ bool take_variant(const std::string& variant, Arguments& arguments) {
   if (variant == "early-done") arguments.bug = Bug::EarlyDone;
   if (variant == "abort") arguments.aborts = true;
   if (variant == "atomic-waits") arguments.atomic_waits = true;
+  if (variant == "each-word") arguments.atomic_waits = arguments.each_word = true;
   return arguments.bug != Bug::None || arguments.aborts || arguments.atomic_waits;
 }
 
@@ -202,8 +205,13 @@ int say(size_t states, uint64_t steps, bool good) {
   return good ? 0 : 1;
 }
 
-int check_roles(const Arguments& arguments) {
+// With the waits on the focus-th word taken apart, if there are so many.
+bool check_roles(const Arguments& arguments, int focus, size_t& states, uint64_t& steps) {
   Search search(arguments);
+  int words = 0;
+  search.memory.for_each_word([&](Word& word) {
+    if (words++ == focus) search.checker.focus = &word;
+  });
   for (int a = 0; a < arguments.shape.attention_ranks; ++a) {
     search.explorer.add("rank " + std::to_string(a),
                         [&, a] { attend(search.memory, a, arguments.steps); });
@@ -213,7 +221,21 @@ int check_roles(const Arguments& arguments) {
                         [&, f] { serve(search.memory, f, arguments.steps); });
   }
   const bool good = search.run();
-  return say(search.explorer.states(), search.explorer.transitions(), good);
+  states += search.explorer.states();
+  steps += search.explorer.transitions();
+  return good;
+}
+
+int check_roles(const Arguments& arguments) {
+  const Shape& shape = arguments.shape;
+  const int words = shape.attention_ranks * shape.lanes * (1 + shape.ffn_ranks);
+  size_t states = 0;
+  uint64_t steps = 0;
+  bool good = true;
+  for (int focus = 0; focus < (arguments.each_word ? words : 1) && good; ++focus) {
+    good = check_roles(arguments, arguments.each_word ? focus : words, states, steps);
+  }
+  return say(states, steps, good);
 }
 
 // Awaits the numbers in `chosen`, a bit each.

@@ -33,6 +33,7 @@ struct Checker {
   bool aborts;  // some process raises the abort word
   // A wait is one step, which is possible once its word is reached: what wait.h is shown to be.
   bool atomic_waits;
+  const Word* focus = nullptr;  // the one word whose waits are not
 };
 
 // The one search of this program: the roles' target has static functions alone.
@@ -86,14 +87,23 @@ inline bool is_reached(const Process& process) {
   return megamoe::reached(seen, process.state.expected);
 }
 
+inline bool has_atomic_waits(const void* address) {
+  const Word* focus = checker->focus;
+  const bool in_focus =
+      focus != nullptr && (address == &focus->value || address == &focus->sleepers);
+  return checker->atomic_waits && !in_focus;
+}
+
 inline bool enabled(const Process& process) {
-  return !checker->atomic_waits || process.state.operation != kLoads || is_reached(process);
+  const bool waits = process.state.operation == kLoads && has_atomic_waits(process.state.address);
+  return !waits || is_reached(process);
 }
 
 // Numbers only grow. So a word that is reached stays so, and a stale ticket stays stale: it does
 // not matter whether others go first.
 inline bool commutes(const Process& process) {
-  if (checker->atomic_waits) return false;
+  // Few enough states without.
+  if (checker->atomic_waits && checker->focus == nullptr) return false;
   const Process::State& state = process.state;
   if (state.operation == kLoads && named(state.address).is_value) {
     if (checker->bug == Bug::NoSecondLook && state.place.announced != 0) return false;
@@ -171,7 +181,9 @@ struct Target : megamoe::cpu::WaitingOver<ModelMemory> {
     return seen + early(&value);
   }
   static void wake_if_sleeping(Word& word) {
-    if (checker->bug != Bug::NoWake && !checker->atomic_waits) Waits::wake_if_sleeping(word);
+    if (checker->bug != Bug::NoWake && !has_atomic_waits(&word.value)) {
+      Waits::wake_if_sleeping(word);
+    }
     place().mark();
   }
   // What a wait saw before it announces itself, or before it slept, it looks at again.

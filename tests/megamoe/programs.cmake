@@ -32,3 +32,5 @@ afd_test_program(megamoe-simt-stress tests/megamoe/simt_stress.cpp ${AFD_SIMT_SO
 
 afd_test_program(megamoe-model tests/megamoe/model.cpp csrc/megamoe/layout.cpp
   csrc/megamoe/simt/runner/fiber.cpp)
+afd_test_program(megamoe-faults tests/megamoe/faults.cpp $<TARGET_OBJECTS:afd_stress_core>)
+afd_test_program(megamoe-soak tests/megamoe/soak.cpp $<TARGET_OBJECTS:afd_stress_core>)

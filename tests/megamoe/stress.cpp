@@ -13,7 +13,6 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "megamoe/attention_side.h"
@@ -113,14 +112,8 @@ class World {
   void serve(int rank, const std::vector<Step>& steps, Random& random) {
     Pool pool(1 + rank % 2);
     const auto& bank = banks_.ranks[static_cast<size_t>(rank)]->bank();
-    const std::vector<int32_t> owner = owner_table(shape_);
-    domain_->agree_on_owners(owner);
-    const std::vector<int32_t> held = bank.owned_index(shape_.experts);
-    std::vector<int32_t> index(owner.size(), -1);
-    for (size_t i = 0; i < owner.size(); ++i) {
-      if (owner[i] == rank) index[i] = held[i % held.size()];
-    }
-    megamoe::FfnSide<FfnTarget> side(domain_->memory(), rank, std::move(index),
+    domain_->agree_on_owners(owner_table(shape_));
+    megamoe::FfnSide<FfnTarget> side(domain_->memory(), rank, owned_index(shape_, rank, bank),
                                      FfnTarget::Experts(bank, pool), kDeadline_ns);
     for (size_t s = 0; s < steps.size(); ++s) {
       delay(random);

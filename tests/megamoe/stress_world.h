@@ -151,6 +151,18 @@ struct Banks {
   }
 };
 
+// What an FFN rank's side wants: for each source and expert, the bank's index or -1.
+inline std::vector<int32_t> owned_index(const Shape& shape, int ffn_rank,
+                                        const megamoe::cpu::ExpertBank& bank) {
+  const std::vector<int32_t> owner = owner_table(shape);
+  const std::vector<int32_t> held = bank.owned_index(shape.experts);
+  std::vector<int32_t> index(owner.size(), -1);
+  for (size_t i = 0; i < owner.size(); ++i) {
+    if (owner[i] == ffn_rank) index[i] = held[i % held.size()];
+  }
+  return index;
+}
+
 inline std::unique_ptr<Domain> make_domain(const Shape& shape, uint64_t generation = 0) {
   const megamoe::Layout layout = megamoe::make_layout(shape);
   const int fd = memfd_create("megamoe-stress", MFD_CLOEXEC);

@@ -1,8 +1,8 @@
 """A model check of the word protocol: the roles' and the waits' own code, every interleaving.
 
 Two parts make one proof. A wait under the least helpful company is as good as a step that becomes
-possible when its word is reached (``word``); with waits as such steps, the roles keep their
-promises for every size below. Small sizes are also searched as a whole.
+possible when its word is reached (``word``); with waits as such steps the roles keep their word
+for every size below. Small sizes are also searched as a whole.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ def test_two_by_two_ranks_two_lanes_two_layers_three_steps(program: Path) -> Non
     _holds(program, "2 2 2 2 3 atomic-waits", at_least=5000)
 
 
+def test_no_wake_up_is_lost_on_any_word_of_theirs(program: Path) -> None:
+    """Once for each of the twelve words, whose waits alone are taken apart."""
+    _holds(program, "2 2 2 2 3 each-word", at_least=12 * 5000)
+
+
 @pytest.mark.parametrize("arguments", ["word 1 4", "word 2 2", "word 1 2 abort"])
 def test_no_wake_up_is_lost_on_a_word(program: Path, arguments: str) -> None:
     """Whatever numbers of a word each of its waiters chooses, and with an abort at any moment."""
@@ -62,6 +67,7 @@ def test_larger_searches(program: Path, arguments: str) -> None:
     [
         ("2 2 2 2 3 atomic-waits early-pub", "IN was read before it was written"),
         ("2 2 2 2 3 atomic-waits early-done", "OUT was read before it was written"),
+        ("2 2 2 2 3 each-word one-flag", "deadlock: nobody will wake rank 0"),
         ("1 1 1 1 2 no-second-look", "deadlock: nobody will wake rank 0"),
         ("1 1 1 1 2 no-wake", "deadlock: nobody will wake rank 0, rank 1"),
         ("1 2 1 1 2 one-flag", "deadlock: nobody will wake rank 0, rank 2"),

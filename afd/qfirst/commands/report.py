@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--protocol", type=Path, metavar="FILE",
                         help="all of its runs, from --records")  # fmt: skip
-    source.add_argument("--run", type=Path, action="append", metavar="RECORD",
+    source.add_argument("--record", type=Path, action="append", metavar="FILE",
                         help="a conversion's record.json; repeatable")  # fmt: skip
     parser.add_argument("--records", type=Path, default=Path("."), metavar="DIR")
     parser.add_argument("--out", type=Path, default=None, metavar="FILE")
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if args.protocol is not None:
         text = protocol_report(read_protocol(args.protocol), args.records)
     else:
-        text = runs_report(args.run)
+        text = runs_report(args.record)
     if args.out is None:
         print(text)
     else:

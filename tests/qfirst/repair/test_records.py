@@ -70,6 +70,21 @@ def test_the_report_of_a_protocol_needs_every_run(
     assert "at least 85% of the displacement removed: not met (a 80.0%)" in report
 
 
+def test_single_conversions_are_rows_named_after_their_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["report"]
+    for name, bits in (("one", 0.98), ("two", 1.0)):
+        write_record(tmp_path / name / "record.json", conversion_record(converted=bits))
+        command += ["--record", str(tmp_path / name / "record.json")]
+    assert main(command) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| one", "| two"]
+    assert [row.split(" | ")[-1] for row in rows] == ["80% |", "67% |"]
+    assert main([*command, "--record", str(tmp_path / "record.json")]) == 2
+    assert "is missing; run it first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", PROTOCOLS, ids=lambda p: p.name)
 def test_the_shipped_protocols_are_protocols(path: Path) -> None:
     assert read_protocol(path).prior

@@ -1,0 +1,56 @@
+"""Ranks that stop for good, and steps that never do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.megamoe.native import built
+
+
+def _run(name: str, *arguments: str, sanitizer: str = "thread") -> str:
+    program = built(name, sanitizer) / name
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-8000:]
+    return done.stdout
+
+
+def _faults(said: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+) faults, (\d+) waits ended by them\n", said)
+    assert found, said
+    return int(found[1]), int(found[2])
+
+
+def test_a_rank_dead_at_any_point_ends_every_wait_once_somebody_aborts() -> None:
+    """Each of two attention and two FFN ranks stops before each start of a wait, use of a buffer,
+    store and wake-up: the others are told because of whom."""
+    faults, waits = _faults(_run("megamoe-faults", "abort", "1", "0"))
+    assert faults > 200 and waits > faults
+
+
+def test_a_rank_dead_at_a_point_ends_every_wait_by_its_deadline() -> None:
+    """Nobody aborts: who waits for the dead rank names it, the word, expected and seen."""
+    faults, waits = _faults(_run("megamoe-faults", "deadline", "20", "3"))
+    assert faults >= 12 and waits > faults
+
+
+@pytest.mark.slow
+def test_a_rank_dead_at_any_point_ends_every_wait_by_its_deadline() -> None:
+    faults, waits = _faults(_run("megamoe-faults", "deadline", "1", "0"))
+    assert faults > 200 and waits > faults
+
+
+def _wraps(said: str) -> None:
+    first, last = map(int, re.findall(r"numbers from (\d+) to (\d+)", said)[0])
+    assert last < first
+
+
+def test_words_wrap_in_the_middle_of_a_run() -> None:
+    _wraps(_run("megamoe-soak", "2000", "1000"))
+
+
+@pytest.mark.slow
+def test_a_million_steps_without_a_reset() -> None:
+    _wraps(_run("megamoe-soak", "1000000", "500000", sanitizer=""))
