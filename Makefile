@@ -20,12 +20,12 @@ bench: $(VENV)/.built $(VENV)/.dev
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format -i
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' 'bench/*.h' 'bench/*.cpp' | xargs $(BIN)/clang-format -i
 
 lint: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' 'bench/*.h' 'bench/*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python tests/import_directions.py
 	$(BIN)/mypy
 

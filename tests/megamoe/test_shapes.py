@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -128,3 +129,15 @@ def test_weights_that_no_token_visits_are_not_touched() -> None:
     assert np.abs(out).max() > 0
     assert experts.nbytes > 4.8e9
     assert grown < 64e6
+
+
+def test_the_page_draws_the_map_that_the_layout_describes() -> None:
+    page = (Path(__file__).resolve().parents[2] / "csrc/megamoe/README.md").read_text()
+    drawn = page.split("## The memory")[1].split("## The words")[0]
+    shape, _ = _case(0)
+    names = [line.split()[0] for line in shape.layout().describe().splitlines()]
+    place = 0
+    for name in names:
+        word = f" {name.removeprefix('lane.').removesuffix('s')}"
+        place = drawn.lower().find(word, place)
+        assert place >= 0, name
