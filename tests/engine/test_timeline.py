@@ -143,7 +143,7 @@ def test_the_planner_reads_the_measurements_and_says_so(
     workload = ["--model", "qwen3-30b-a3b", "--ratio", "2:1", "--batch", "4", "--context", "64"]
     status = afd_plan(["explain", *workload, "--measurements", str(path), "--kernels", "roofline"])
     assert status == 0
-    assert f"measured ({path.name})" in capsys.readouterr().out
+    assert f"measured ({path.name}" in capsys.readouterr().out
 
 
 def test_without_one_nobody_records_and_a_bad_file_is_refused_at_once(
