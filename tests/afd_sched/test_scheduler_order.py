@@ -211,3 +211,14 @@ def test_the_hit_rate_counts_tokens_that_were_not_run_again() -> None:
     without.add(PREFIX, FEW)
     without.drain()
     assert without.scheduler.cache_hit_rate == 0
+
+
+def test_two_of_the_same_prompt_at_once_leave_the_last_all_the_pages_it_needs() -> None:
+    config = changed(attention_ranks=1, page_size=2, overlap=False)
+    harness = Harness(config, [6])
+    harness.add([2, 3, 4, 5], SamplingParams(max_new_tokens=2, ignore_eos=True))
+    last = harness.add([2, 3, 4, 5], SamplingParams(max_new_tokens=30, ignore_eos=True))
+    assert len(_admissions(harness)) == 2
+    harness.drain()
+    harness.check_outputs()
+    assert len(harness.delivered[last]) == 8 and harness.scheduler.retractions == 0

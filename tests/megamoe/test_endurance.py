@@ -52,5 +52,6 @@ def test_words_wrap_in_the_middle_of_a_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_million_steps_without_a_reset() -> None:
     _wraps(_run("megamoe-soak", "1000000", "500000", sanitizer=""))

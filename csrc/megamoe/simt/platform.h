@@ -53,9 +53,9 @@ struct Words {
   }
   // 0 becomes `value`; returns what was there before.
   __device__ static int32_t enter(int32_t& cell, int32_t value) {
-    int32_t seen = 0;
-    cuda::atomic_ref<int32_t, cuda::thread_scope_system>(cell).compare_exchange_strong(
-        seen, value, cuda::memory_order_acq_rel);
+    const cuda::atomic_ref<int32_t, cuda::thread_scope_system> atomic(cell);
+    int32_t seen = atomic.load(cuda::memory_order_acquire);
+    if (seen == 0) atomic.compare_exchange_strong(seen, value, cuda::memory_order_acq_rel);
     return seen;
   }
   __device__ static void wake_if_sleeping(Word&) {}
@@ -122,8 +122,10 @@ struct Words {
     cpu::Waiting::store_if_zero(value, next);
   }
   static int32_t enter(int32_t& cell, int32_t value) {
-    int32_t seen = 0;
-    std::atomic_ref(cell).compare_exchange_strong(seen, value);
+    const std::atomic_ref atomic(cell);
+    // Others read the table by then: to the thread sanitizer a failed exchange is a write, too.
+    int32_t seen = atomic.load();
+    if (seen == 0) atomic.compare_exchange_strong(seen, value);
     return seen;
   }
   static void wake_if_sleeping(Word& word) { cpu::Waiting::wake_if_sleeping(word); }
