@@ -47,9 +47,11 @@ class Domain {
   void agree_on_owners(const std::vector<int32_t>& owners) {
     int32_t* table = memory_.owner(0);
     for (size_t i = 0; i < owners.size(); ++i) {
-      int32_t seen = 0;
-      std::atomic_ref word(table[i]);
-      if (word.compare_exchange_strong(seen, owners[i] + 1) || seen == owners[i] + 1) continue;
+      const std::atomic_ref word(table[i]);
+      int32_t seen = word.load();
+      // Others may read the table by then: what is entered is compared, not exchanged.
+      if (seen == 0 && word.compare_exchange_strong(seen, owners[i] + 1)) continue;
+      if (seen == owners[i] + 1) continue;
       throw_owner_differs(i, memory_.layout.shape.experts, owners[i], seen - 1);
     }
   }
