@@ -117,7 +117,20 @@ def _simulate(arguments: argparse.Namespace, console: Console) -> None:
     run_simulation(simulation, arguments.json, console)
 
 
+def _check_mode(arguments: argparse.Namespace) -> None:
+    """Refuses flags that the asked kind of run would ignore."""
+    if arguments.simulate is not None and (arguments.prompt or arguments.prompt_file):
+        raise ConfigError("--simulate makes its own prompts; leave out --prompt and --prompt-file")
+    for name in ("context", "batch", "steps"):
+        if arguments.simulate is None and getattr(arguments, name) is not None:
+            raise ConfigError(
+                f"--{name} is for --simulate; a real run has --context-length and "
+                "--max-running-requests"
+            )
+
+
 def _launch(arguments: argparse.Namespace, console: Console) -> None:
+    _check_mode(arguments)
     if arguments.simulate is not None:
         _simulate(arguments, console)
         return

@@ -68,6 +68,8 @@ def outcome(*flags: str) -> tuple[int, str]:
         (["--num-lanes", "5"], "--num-lanes must be 1 to 4, not 5"),
         (["--wire", "int4"], "invalid choice: 'int4'"),
         (["--promt", "x"], "unrecognized arguments: --promt"),
+        (["--batch", "4"], "--batch is for --simulate"),
+        (["--simulate", "gb200"], "--simulate makes its own prompts"),
         (["--top-p", "0"], "top_p must be in (0, 1]"),
         (["--config", "no-such-preset"], "neither a file nor one of"),
         (["--kv-tokens", "900000000000"], "the KV cache does not fit"),
