@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+SOABI := 'import sysconfig; print(sysconfig.get_config_var("SOABI"))'
 
 .PHONY: demo test test-slow bench format lint clean
 
@@ -37,9 +38,10 @@ $(VENV)/bin/python:
 
 # Build requirements first, so that the editable install can share CMake's build folder.
 $(VENV)/.built: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt constraints.txt \
-		$(shell git ls-files csrc 2>/dev/null || find csrc -type f)
+		$(shell git ls-files csrc bench/megamoe 2>/dev/null || find csrc bench/megamoe -type f)
 	$(INSTALL) setuptools wheel pybind11 cmake ninja numpy torch
 	$(INSTALL) --no-build-isolation -e '.[tools]'
+	$(BIN)/cmake --install build/cmake-`$(BIN)/python -c $(SOABI)` --prefix $(VENV) >/dev/null
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.built pyproject.toml constraints.txt
