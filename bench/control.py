@@ -6,15 +6,17 @@ A step is timed from the moment its results are filed to the moment the last pla
 arrivals, commit, plan, encode, publish, and the rest of the loop. What the coordinator does before
 that (receive) and after it, while the workers run (tidy: the prefix cache), is printed beside it
 and is in the CPU time. Workers are DEALER sockets in a process of their own that keep the
-product's slot tables and return random tokens. *steady*: nothing arrives or ends. *churn*: 1 % of
-the requests end in each step and as many arrive. Wall time includes what else the machine does;
-CPU time is the coordinator's thread alone.
+product's slot tables and return random tokens. The coordinator's thread has a core to itself, as it
+would have beside a rack; the sockets' own thread and all workers share the others. *steady*:
+nothing arrives or ends. *churn*: 1 % of the requests end in each step and as many arrive. Wall time
+includes what else the machine does; CPU time is the coordinator's thread alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -51,10 +53,14 @@ def measure(ranks: int, batch: int, steps: int, warm_up: int) -> dict[str, Measu
 def _phase(ranks: int, batch: int, churn: bool, steps: int, warm_up: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{folder}/control"
+        cores = sorted(os.sched_getaffinity(0))
+        # What is started from here on inherits the other cores; then this thread takes its own.
+        os.sched_setaffinity(0, cores[1:] or cores)
         command = [sys.executable, str(Path(__file__).parent / "control_peers.py")]
         sizes = [str(n) for n in (ranks, FFN_RANKS, batch)]
         with subprocess.Popen([*command, endpoint, *sizes]) as peers:
             run = Run(endpoint, ranks, FFN_RANKS, batch, churn)
+            os.sched_setaffinity(0, cores[:1])
             try:
                 run.fill()
                 run.steps(warm_up)
@@ -62,6 +68,7 @@ def _phase(ranks: int, batch: int, churn: bool, steps: int, warm_up: int) -> Mea
             finally:
                 run.stop()
                 peers.wait()
+                os.sched_setaffinity(0, cores)
 
 
 def scaling(steps: int) -> list[dict[str, Any]]:
