@@ -92,7 +92,8 @@ def linear(
 
 def isa_level(name: str | None = None) -> str:
     """The instruction-set level in use; with a name, forces it first (for tests). Matrices keep the
-    level they were made at."""
+    level they were made at. ``AFD_ISA`` in the environment names a process's first level; raises
+    ValueError for one that is unknown or that this machine cannot execute."""
 
 def isa_levels() -> list[str]:
     """The levels this machine can execute, lowest first."""

@@ -1,4 +1,5 @@
-// megamoe-bench-ffn: one FFN rank's layer, weights cold, as the persistent loop runs it.
+// megamoe-bench-ffn: one FFN rank's layer, weights cold, as the persistent loop runs it. Figures
+// are of one lane; with several, each takes its share of one serve.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -111,18 +112,22 @@ class Bench {
   }
 
   double serve(uint64_t step) {
-    for (size_t a = 0; a < sides_.size(); ++a) {
-      sides_[a].dispatch(step, 0, 0, tokens_[a].x.data(), options_.hidden, tokens_[a].ids.data(),
-                         tokens_[a].weights.data(), options_.tokens);
+    for (int lane = 0; lane < options_.lanes; ++lane) {
+      for (size_t a = 0; a < sides_.size(); ++a) {
+        sides_[a].dispatch(step, 0, lane, tokens_[a].x.data(), options_.hidden,
+                           tokens_[a].ids.data(), tokens_[a].weights.data(), options_.tokens);
+      }
     }
     const uint64_t start = options_.clock.now_ns();
-    ffn_.serve(step, 1, ranks_);
-    const double us = static_cast<double>(options_.clock.now_ns() - start) * 1e-3;
+    ffn_.serve(step, options_.lanes, ranks_);
+    const double us = static_cast<double>(options_.clock.now_ns() - start) * 1e-3 / options_.lanes;
     std::vector<float> out(static_cast<size_t>(options_.tokens) *
                            static_cast<size_t>(options_.hidden));
-    for (size_t a = 0; a < sides_.size(); ++a) {
-      bench::say_done(domain_->memory(), static_cast<int>(a), step, 1);
-      sides_[a].combine(0, out.data(), options_.hidden);
+    for (int lane = 0; lane < options_.lanes; ++lane) {
+      for (size_t a = 0; a < sides_.size(); ++a) {
+        bench::say_done(domain_->memory(), static_cast<int>(a), step, 1, lane);
+        sides_[a].combine(lane, out.data(), options_.hidden);
+      }
     }
     return us;
   }
@@ -218,7 +223,7 @@ class Bench {
 
 int main(int argc, char** argv) {
   const bench::Options options =
-      bench::parse(argc, argv, kName, "one FFN rank's layer with cold weights");
+      bench::parse(argc, argv, kName, "one FFN rank's layer with cold weights", {});
   try {
     Bench(options).run();
   } catch (const std::exception& error) {

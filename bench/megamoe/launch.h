@@ -65,9 +65,10 @@ struct Tokens {
 };
 
 // Says in the place of every FFN rank that it served, so that a lane can be combined.
-inline void say_done(const megamoe::Memory& memory, int rank, uint64_t step, int first_ffn_rank) {
+inline void say_done(const megamoe::Memory& memory, int rank, uint64_t step, int first_ffn_rank,
+                     int lane = 0) {
   for (int f = first_ffn_rank; f < memory.layout.shape.ffn_ranks; ++f) {
-    megamoe::publish<Target>(memory.done(rank, 0, f), memory.sequence(step, 0));
+    megamoe::publish<Target>(memory.done(rank, lane, f), memory.sequence(step, 0));
   }
 }
 

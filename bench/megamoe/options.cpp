@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -135,7 +136,8 @@ std::map<std::string, Setter> setters(Options& options) {
 
 }  // namespace
 
-Options parse(int argc, char** argv, const char* program, const char* about, Options options) {
+Options parse(int argc, char** argv, const char* program, const char* about,
+              const std::vector<std::string>& without, Options options) {
   const auto known = setters(options);
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -149,6 +151,9 @@ Options parse(int argc, char** argv, const char* program, const char* about, Opt
     }
     const auto found = known.find(flag);
     if (found == known.end()) refuse(program, "unknown flag " + flag);
+    if (std::find(without.begin(), without.end(), flag) != without.end()) {
+      refuse(program, flag + " changes nothing that this program measures");
+    }
     if (++i == argc) refuse(program, flag + " needs a value");
     try {
       found->second(argv[i]);

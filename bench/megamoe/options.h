@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "clock.h"
 #include "megamoe/cpu/gemm.h"
@@ -45,7 +46,8 @@ struct Options {
   }
 };
 
-// Prints what is wrong, or the help, and exits.
-Options parse(int argc, char** argv, const char* program, const char* about, Options options = {});
+// Prints what is wrong, or the help, and exits. `without`: flags that mean nothing to this program.
+Options parse(int argc, char** argv, const char* program, const char* about,
+              const std::vector<std::string>& without, Options options = {});
 
 }  // namespace bench

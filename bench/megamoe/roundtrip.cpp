@@ -121,7 +121,9 @@ void run(bench::Options options) {
   const double trip = bench::median(trip_us);
   // The least it could cost is the cache line's way there and back.
   const double bytes = static_cast<double>(tokens.x.size()) * 4;
-  bench::report(kName, options, {"roundtrip", trip, bytes, 0, pingpong}, {1, 0, "none"}, {},
+  bench::Ceilings ceilings(options.clock);
+  bench::report(kName, options, {"roundtrip", trip, bytes, 0, pingpong},
+                {ceilings.copy_gbps(), ceilings.peak_gflops(false), "copy"}, {},
                 {{"pingpong_us", pingpong}, {"ratio", trip / pingpong}});
 }
 
@@ -130,9 +132,10 @@ void run(bench::Options options) {
 int main(int argc, char** argv) {
   bench::Options defaults;
   defaults.tokens = 0;
-  const bench::Options options =
-      bench::parse(argc, argv, kName,
-                   "a round trip between two processes against a bounced cache line", defaults);
+  const bench::Options options = bench::parse(
+      argc, argv, kName, "a round trip between two processes against a bounced cache line",
+      {"--attention-ranks", "--ffn-ranks", "--lanes", "--threads", "--weights", "--clock"},
+      defaults);
   try {
     run(options);
   } catch (const std::exception& error) {

@@ -66,6 +66,7 @@ void run(bench::Options options) {
   bench::Ceilings ceilings(options.clock);
   std::vector<double> us;
   std::vector<double> copy;
+  std::vector<double> peak;
   for (int round = 0; round <= options.rounds; ++round) {
     double dispatch_ns = 0;
     double combine_ns = 0;
@@ -85,18 +86,20 @@ void run(bench::Options options) {
     if (round == 0) continue;  // touches the memory
     us.push_back((kCombine ? combine_ns : dispatch_ns) * 1e-3 / static_cast<double>(ranks));
     copy.push_back(ceilings.copy_gbps());
+    peak.push_back(ceilings.peak_gflops(false));
   }
   options.attention_ranks = 1;
   const bench::Phase whole{kCombine ? "combine" : "dispatch", bench::median(us),
                            bytes_moved(options, one, tokens), 0};
-  bench::report(kName, options, whole, {bench::median(copy), 0, "copy"}, {});
+  bench::report(kName, options, whole, {bench::median(copy), bench::median(peak), "copy"}, {});
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const bench::Options options = bench::parse(
-      argc, argv, kName, kCombine ? "sums returned rows" : "quantises and publishes rows");
+      argc, argv, kName, kCombine ? "sums returned rows" : "quantises and publishes rows",
+      {"--attention-ranks", "--lanes", "--threads", "--weights"});
   try {
     run(options);
   } catch (const std::exception& error) {

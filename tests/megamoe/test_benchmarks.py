@@ -68,3 +68,13 @@ def test_a_bad_flag_is_one_sentence(folder: Path) -> None:
     assert done.stderr == (
         "megamoe-bench-ffn: --wire: 'fp4' is not one of bf16, fp32, fp8 (see --help)\n"
     )
+
+
+@pytest.mark.slow
+def test_a_flag_that_changes_nothing_is_refused(folder: Path) -> None:
+    command = [str(folder / "megamoe-bench-dispatch"), "--lanes", "4"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--lanes changes nothing that this program measures" in done.stderr
+    one, two = (_run(folder, "ffn", "--lanes", n) for n in ("1", "2"))
+    assert one["bytes"] == two["bytes"] and two["lanes"] == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from afd import _megamoe as ops
-from afd._megamoe import Pool, ReturnMode, WeightType, Wire
+from afd._megamoe import Pool, ReturnMode, ScaleFormat, WeightType, Wire
 from tests.megamoe.reference import Weights, assert_matches, moe
 from tests.megamoe.world import (
     Outputs,
@@ -37,11 +37,19 @@ def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outp
                     assert_matches(out[layer], expected, size, shape.wire)
 
 
+# Beside what the draw gives: the smallest world, and the widest choice of experts.
+PINNED: dict[int, dict[str, object]] = {
+    0: {"attention_ranks": 1, "ffn_ranks": 1, "replicated": 0},
+    1: {"attention_ranks": 5, "ffn_ranks": 3, "experts": 40, "top_k": 32},
+    2: {"scale_format": ScaleFormat.FP32_PER_128},
+}
+
+
 @pytest.mark.parametrize("wire", [Wire.FP8, Wire.BF16, Wire.FP32])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_shapes_match_the_reference(seed: int, wire: Wire) -> None:
-    rng = np.random.default_rng(seed)
-    shape = Shape.random(rng, wire=wire)
+    rng = np.random.default_rng((seed, wire.value))
+    shape = Shape.random(rng, wire=wire, **PINNED.get(seed, {}))
     weights = _weights(rng, shape)
     steps = [random_step(rng, shape) for _ in range(4)]
     with open_world(shape, weights, threads=1 + seed % 2) as world:

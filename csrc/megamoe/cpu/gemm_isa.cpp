@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "megamoe/cpu/isa.h"
@@ -30,8 +31,30 @@ bool supported(Isa isa) {
 #endif
 }
 
+Isa named(const std::string& name) {
+  for (int i = 0; i < kIsaCount; ++i) {
+    if (name == isa_name(static_cast<Isa>(i))) return static_cast<Isa>(i);
+  }
+  throw std::invalid_argument("unknown level '" + name +
+                              "'; known: portable, avx2, avx512, avx512bf16");
+}
+
+Isa executable(Isa isa) {
+  if (!supported(isa)) {
+    throw std::invalid_argument(std::string("this machine cannot execute the level ") +
+                                isa_name(isa));
+  }
+  return isa;
+}
+
+// Worker processes take no call from a test, so a test forces their level through AFD_ISA.
+Isa first_level() {
+  const char* forced = std::getenv("AFD_ISA");
+  return forced == nullptr ? supported_isas().back() : executable(named(forced));
+}
+
 std::atomic<Isa>& level() {
-  static std::atomic<Isa> value{supported_isas().back()};
+  static std::atomic<Isa> value{first_level()};
   return value;
 }
 
@@ -52,20 +75,8 @@ std::vector<Isa> supported_isas() {
 
 Isa current_isa() { return level().load(std::memory_order_relaxed); }
 
-void set_isa(Isa isa) {
-  if (!supported(isa)) {
-    throw std::invalid_argument(std::string("this machine cannot execute the level ") +
-                                isa_name(isa));
-  }
-  level().store(isa, std::memory_order_relaxed);
-}
+void set_isa(Isa isa) { level().store(executable(isa), std::memory_order_relaxed); }
 
-void set_isa(const std::string& name) {
-  for (int i = 0; i < kIsaCount; ++i) {
-    if (name == isa_name(static_cast<Isa>(i))) return set_isa(static_cast<Isa>(i));
-  }
-  throw std::invalid_argument("unknown level '" + name +
-                              "'; known: portable, avx2, avx512, avx512bf16");
-}
+void set_isa(const std::string& name) { set_isa(named(name)); }
 
 }  // namespace megamoe::cpu
