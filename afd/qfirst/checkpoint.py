@@ -78,6 +78,19 @@ def _stored_name(name: str) -> str:
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
+def _tokenizer(folder: Path, **options: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise QFirstError(
+            f"{folder} has no tokenizer that can be read ({reason}); put the model's tokenizer "
+            "files beside its config.json"
+        ) from error
+
+
 def _from_folder(folder: Path, dtype: torch.dtype) -> LoadedModel:
     config, wiring = read_config(folder / "config.json")
     files = TensorFiles(folder)
@@ -88,9 +101,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> LoadedModel:
         return stored.view(torch.bfloat16) if stored.dtype == torch.uint16 else stored
 
     def tokenizer() -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return _tokenizer(folder, local_files_only=True)
 
     decoder = _assemble(config, wiring, tensor, dtype)
     biases = [n for n in _bias_names(config) if n in files]
@@ -111,9 +122,7 @@ def _from_gguf(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
     )  # fmt: skip
 
     def tokenizer() -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        return _tokenizer(path.parent, gguf_file=path.name)
 
     decoder = _assemble(config, Wiring(), lambda key, _: dense.weights[key], dtype)
     return LoadedModel(name, decoder, tokenizer)

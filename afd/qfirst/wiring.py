@@ -132,9 +132,15 @@ def early_query(layers: int, half_layers: int, held_out: tuple[int, ...] = ()) -
     result = Wiring(_FIRST, query=half_layers, held_out=held_out)
     reach = half_layers // 2
     short = [n for n in range(1, layers) if n not in held_out and n <= reach]
-    if short or half_layers > 2 * layers - 3:
+    deepest = 2 * layers - 3
+    if half_layers > deepest:
         raise WiringError(
-            f"{half_layers} half-layers is too deep: layer {short[0] if short else layers - 1} of "
-            f"{layers} has fewer beneath it; hold layers 1 to {reach} out or read less far back"
+            f"{half_layers} half-layers is too deep: no layer of {layers} has more than {deepest} "
+            "beneath it; read less far back"
+        )
+    if short:
+        raise WiringError(
+            f"{half_layers} half-layers is too deep: layer {short[0]} of {layers} has fewer "
+            f"beneath it; hold layers 1 to {reach} out or read less far back"
         )
     return result

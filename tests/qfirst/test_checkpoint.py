@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from afd.errors import AfdError
 from afd.qfirst.checkpoint import load, save
+from afd.qfirst.errors import QFirstError
 from afd.qfirst.wiring import early_query, wiring
 from tests.tools.conftest import llama_folder  # noqa: F401  (a fixture)
 
@@ -105,3 +107,14 @@ def test_a_depth_that_cannot_be_read_is_refused(
 def test_an_unknown_arm_lists_the_known_ones() -> None:
     with pytest.raises(AfdError, match="standard.*parallel"):
         wiring("sideways")
+
+
+def test_a_folder_without_a_tokenizer_is_one_sentence(
+    llama_folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(llama_folder / name, tmp_path / name)
+    model = load(str(tmp_path))
+    with pytest.raises(QFirstError, match="no tokenizer that can be read"):
+        model.encode("w7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 from afd.qfirst.repair.protocols import (
@@ -54,6 +55,9 @@ def _conversion(path: Path) -> ConversionRecord:
 
 def _conversions(protocol: ConversionProtocol, folder: Path) -> str:
     rows = [(name, _conversion(folder / f"{name}.json")) for name in protocol.runs]
+    for (name, record), (other, twin) in combinations(rows, 2):
+        if record == twin:
+            raise RecordError(f"{name}.json and {other}.json in {folder} are the same run's record")
     shares = {name: record.share_removed for name, record in rows if name in protocol.main}
     met = all(share >= protocol.removed for share in shares.values())
     verdict = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())

@@ -63,6 +63,9 @@ def test_the_report_of_a_protocol_needs_every_run(
     write_record(tmp_path / "b.json", scratch_record("swapped", 0))
     assert main(command) == 2
     assert "not of a conversion" in capsys.readouterr().err
+    write_record(tmp_path / "b.json", conversion_record())
+    assert main(command) == 2
+    assert "a.json and b.json" in capsys.readouterr().err
     write_record(tmp_path / "b.json", conversion_record(converted=1.0))
     assert main([*command, "--out", str(tmp_path / "report.md")]) == 0
     report = (tmp_path / "report.md").read_text()
