@@ -9,6 +9,7 @@ import pytest
 from afd import LLM, SamplingParams
 from afd.config import EngineConfig
 from afd.launch.resolve import find_model
+from tests.engine.cases import LANES, TOPOLOGIES
 from tests.reference import first_differences, greedy
 
 MODELS = ("smollm2-moe", "smollm2-mixtral", "smollm2-minimax-m2")
@@ -21,11 +22,15 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Answer i
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize(("m", "n"), TOPOLOGIES)
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_equal_transformers_on_real_text(name: str) -> None:
+def test_greedy_tokens_equal_transformers_on_real_text(
+    name: str, m: int, n: int, lanes: int
+) -> None:
     path = find_model(EngineConfig(model=name))
     options = {"wire": "fp32", "dtype": "float32", "kv_tokens": 8192}
-    with LLM(path, m=2, n=1, **options) as llm:
+    with LLM(path, m=m, n=n, num_lanes=lanes, **options) as llm:
         prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
         outputs = llm.generate(prompts, SamplingParams(max_new_tokens=NEW_TOKENS))
     answers = [greedy(path, tuple(prompt), NEW_TOKENS) for prompt in prompts]
