@@ -9,58 +9,18 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 import msgspec
-import numpy as np
 
 from afd.config import EngineConfig
-from afd.errors import ConfigError, EngineDeadError, RequestError
+from afd.errors import ConfigError, RequestError
 from afd.launch.engine import Engine
 from afd.launch.resolve import ResolvedConfig, resolve
 from afd.outputs import RequestOutput
 from afd.sampling import SamplingParams
+from afd.streams import OpenRequest, Stream, Streams
 from afd.tokenizer import Conversation, TextStream, Tokenizer
 from afd_sched import messages
-from afd_sched.req import FinishReason
 
 Prompt: TypeAlias = str | Sequence[int]
-
-_REASONS = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "abort",
-}
-
-
-class _Open:
-    """A request on its way; ``fresh`` is text not yet handed out."""
-
-    def __init__(self, index: int, prompt_tokens: int, text: TextStream | None) -> None:
-        self.index = index
-        self.prompt_tokens = prompt_tokens
-        self.token_ids: list[int] = []
-        self.finish_reason: str | None = None
-        self._text = text
-
-    def push(self, token: int, finished: FinishReason) -> bool:
-        """Adds one token; True if a stop string ended the request before the scheduler did."""
-        self.token_ids.append(token)
-        self.finish_reason = _REASONS.get(finished)
-        if self._text is None:
-            return False
-        self._text.push([token], final=self.finish_reason is not None)
-        if not self._text.stopped:
-            return False
-        early = self.finish_reason is None
-        self.finish_reason = "stop"
-        return early
-
-    def output(self) -> RequestOutput:
-        return RequestOutput(
-            index=self.index,
-            text=self._text.text if self._text is not None else "",
-            token_ids=list(self.token_ids),
-            prompt_tokens=self.prompt_tokens,
-            finish_reason=self.finish_reason,
-        )
 
 
 def engine_config(values: dict[str, Any]) -> EngineConfig:
@@ -96,6 +56,7 @@ class LLM:
         if not engine.skip_tokenizer_init:
             self._tokenizer = Tokenizer(Path(engine.tokenizer_path or config.model_path))
         self._engine = Engine(config)
+        self._streams = Streams(self._engine)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -152,46 +113,15 @@ class LLM:
             )
         if any(params.stop for params in chosen):
             _ = self.tokenizer
-        open_requests: dict[int, _Open] = {}
+        stream = Stream()
         try:
-            for index, (ids, params) in enumerate(zip(encoded, chosen, strict=True)):
+            for ids, params, level in zip(encoded, chosen, priorities, strict=True):
                 text = TextStream(self._tokenizer, params.stop) if self._tokenizer else None
-                uid = self._engine.submit(ids, _wire_params(params), priorities[index])
-                open_requests[uid] = _Open(index, len(ids), text)
-            while open_requests:
-                yield from self._advance(open_requests)
+                request = OpenRequest(len(stream.open), len(ids), text)
+                self._streams.submit(stream, ids, _wire_params(params), level, request)
+            yield from self._streams.follow(stream)
         finally:
-            for uid in open_requests:
-                self._abort_quietly(uid)
-
-    def _abort_quietly(self, uid: int) -> None:
-        try:
-            self._engine.abort(uid)
-        except EngineDeadError:
-            return
-
-    def _advance(self, open_requests: dict[int, _Open]) -> Iterator[RequestOutput]:
-        event = self._engine.poll(None)
-        if isinstance(event, messages.Rejected) and event.uid in open_requests:
-            del open_requests[event.uid]
-            raise RequestError(event.reason)
-        if not isinstance(event, messages.Tokens):
-            return
-        uids = np.frombuffer(event.uids, np.int64)
-        tokens = np.frombuffer(event.tokens, np.int32)
-        finished = np.frombuffer(event.finished, np.int8)
-        for uid, token, reason in zip(
-            uids.tolist(), tokens.tolist(), finished.tolist(), strict=True
-        ):
-            request = open_requests.get(uid)
-            if request is None:
-                continue
-            if request.push(token, FinishReason(reason)):
-                self._engine.abort(uid)
-            output = request.output()
-            if output.finish_reason is not None:
-                del open_requests[uid]
-            yield output
+            self._streams.leave(stream)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -210,7 +140,7 @@ class LLM:
 
     def stats(self) -> dict[str, float]:
         """Counters since start: steps, tokens, step_ms_p50, wire bytes, waits."""
-        return self._engine.stats()
+        return self._streams.stats()
 
     def close(self) -> None:
         """Ends every process; the engine cannot be used afterwards."""

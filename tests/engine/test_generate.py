@@ -118,3 +118,18 @@ def test_a_prompt_that_cannot_be_served_is_refused_and_nothing_is_lost(
     with pytest.raises(RequestError, match=sentence):
         llm.generate([PROMPT, *prompts])
     assert llm.generate(PROMPT, SamplingParams(max_new_tokens=NEW_TOKENS))[0].text.split() == words
+
+
+def test_two_streams_are_read_in_turn_and_a_call_inside_one_disturbs_nothing(
+    llm: LLM, words: list[str]
+) -> None:
+    params = SamplingParams(max_new_tokens=NEW_TOKENS)
+    plain = llm.generate("w7", params)[0].text
+    pairs = []
+    for pair in zip(llm.stream(PROMPT, params), llm.stream("w7", params), strict=True):
+        pairs.append(pair)
+        if len(pairs) == 5:
+            assert llm.stats()["tokens"] > 0
+            assert llm.generate("w7", params)[0].text == plain
+    assert pairs[-1][0].text.split() == words and pairs[-1][1].text == plain
+    assert [len(one.token_ids) for one, _ in pairs] == list(range(1, NEW_TOKENS + 1))
