@@ -106,6 +106,19 @@ _REQUIRED: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Of an FP8 quantization_config: what names the weights that are stored plainly tells the tensors'
+# own dtypes too; the rest must be as published checkpoints have it.
+_FP8_INERT = frozenset(
+    ["quant_method", "weight_block_size", "modules_to_not_convert", "ignored_layers"]
+)
+_FP8_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "activation_scheme": ("dynamic", None),
+    "fmt": ("e4m3", "float8_e4m3fn", None),
+    "scale_fmt": ("ue8m0", None),
+    "dequantize": (True, False, None),
+}
+
+
 class Fields:
     """A config.json being read; ``finish`` refuses whatever nobody asked for."""
 
@@ -126,10 +139,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.optional(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise UnsupportedModelError(
-                f"config.json: {name} must be a positive number, not {value!r}"
-            )
+        _positive(name, value)
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -137,6 +147,22 @@ class Fields:
         value = self.optional(name, default)
         if not isinstance(value, bool):
             raise UnsupportedModelError(f"config.json: {name} must be true or false, not {value!r}")
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object, or an empty one if missing."""
+        value = self.optional(name, {})
+        if not isinstance(value, dict):
+            raise UnsupportedModelError(f"config.json: {name} must be an object, not {value!r}")
+        return value
+
+    def integers(self, name: str, default: list[int]) -> list[int]:
+        """A list of integers."""
+        value = self.optional(name, default)
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise UnsupportedModelError(
+                f"config.json: {name} must be a list of integers, not {value!r}"
+            )
         return value
 
     def optional(self, name: str, default: Any = None) -> Any:
@@ -174,8 +200,7 @@ def rope(fields: Fields, head_dim: int) -> tuple[float, int]:
     ``rope_parameters`` (Transformers 5) or ``rope_theta`` + ``rope_scaling`` +
     ``partial_rotary_factor`` / ``rotary_dim``. Only the default rope type is served.
     """
-    parameters = fields.optional("rope_parameters", {})
-    scaling = fields.optional("rope_scaling", {})
+    parameters, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     for name, source in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         kind = source.get("rope_type", source.get("type", "default"))
@@ -188,17 +213,24 @@ def rope(fields: Fields, head_dim: int) -> tuple[float, int]:
     theta = parameters.get("rope_theta", fields.optional("rope_theta"))
     if theta is None:
         raise UnsupportedModelError("config.json: rope_theta is missing")
+    _positive("rope_theta", theta)
     factor = parameters.get("partial_rotary_factor", fields.optional("partial_rotary_factor"))
     rotary_dim = fields.optional("rotary_dim")
     if factor is not None:
+        _positive("partial_rotary_factor", factor)
         rotary_dim = int(head_dim * factor)
     elif rotary_dim is None:
         rotary_dim = head_dim
-    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+    if type(rotary_dim) is not int or not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise UnsupportedModelError(
             f"config.json: rotary_dim {rotary_dim} must be even and within head_dim {head_dim}"
         )
     return float(theta), rotary_dim
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise UnsupportedModelError(f"config.json: {name} must be a positive number, not {value!r}")
 
 
 def fp8_block(fields: Fields) -> tuple[int, int] | None:
@@ -206,14 +238,21 @@ def fp8_block(fields: Fields) -> tuple[int, int] | None:
     quantization = fields.optional("quantization_config")
     if quantization is None:
         return None
+    quantization = fields.mapping("quantization_config")
     method = quantization.get("quant_method")
     block = quantization.get("weight_block_size")
-    if method != "fp8" or not isinstance(block, list) or len(block) != 2:
+    sizes = block if isinstance(block, list) else []
+    if method != "fp8" or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
         raise UnsupportedModelError(
             f"config.json: quantization {method!r} with weight_block_size {block!r} is not "
             "supported; only fp8 with a two-dimensional weight_block_size is"
         )
-    return int(block[0]), int(block[1])
+    for name, value in quantization.items():
+        if name not in _FP8_INERT and value not in _FP8_ALLOWED.get(name, ()):
+            raise UnsupportedModelError(
+                f"config.json: quantization_config.{name} = {json.dumps(value)} is not supported"
+            )
+    return sizes[0], sizes[1]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -233,23 +272,35 @@ def eos_token_ids(fields: Fields, generation: dict[str, Any]) -> tuple[int, ...]
     """Every EOS id of the model: config.json's and generation_config.json's, ascending."""
     ids: set[int] = set()
     for value in (fields.optional("eos_token_id"), generation.get("eos_token_id")):
-        if isinstance(value, int):
-            ids.add(value)
-        elif isinstance(value, list):
-            ids.update(value)
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(item) is int for item in listed):
+            raise UnsupportedModelError(
+                f"eos_token_id must be an integer or a list of integers, not {value!r}"
+            )
+        ids.update(listed)
     return tuple(sorted(ids))
 
 
 def decoder_fields(
-    fields: Fields, generation: dict[str, Any], norm_eps: float, max_position_tokens: int
+    fields: Fields,
+    generation: dict[str, Any],
+    norm_eps: float,
+    max_position_tokens: int,
+    partial_rotation: bool = False,
 ) -> dict[str, Any]:
     """What every family's config.json says in the same words: ModelConfig's arguments without the
-    experts'. The last two arguments are the family's defaults."""
+    experts'. ``norm_eps`` and ``max_position_tokens`` are the family's defaults;
+    ``partial_rotation``: whether it may rotate a part of each head."""
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     # Transformers divides when the field is missing, though published files carry it.
     head_dim = fields.integer("head_dim", hidden // heads)
     theta, rotary_dim = rope(fields, head_dim)
+    if rotary_dim != head_dim and not partial_rotation:
+        raise UnsupportedModelError(
+            f"config.json: rotary_dim {rotary_dim} of head_dim {head_dim} is not supported for "
+            f"{fields.architecture}, which rotates whole heads"
+        )
     return {
         "architecture": fields.architecture,
         "hidden": hidden,

@@ -24,7 +24,7 @@ class MiniMaxM2:
         fields.require("scoring_func", "sigmoid")
         fields.require("use_routing_bias", True)
         fields.require("shared_intermediate_size", 0, None)
-        attention_types = fields.optional("attn_type_list", [1] * layers)
+        attention_types = fields.integers("attn_type_list", [1] * layers)
         if any(kind != 1 for kind in attention_types):
             raise UnsupportedModelError(
                 "config.json: attn_type_list asks for linear attention; only full attention (1) is "
@@ -32,7 +32,13 @@ class MiniMaxM2:
             )
         width = fields.integer("intermediate_size")
         return ModelConfig(
-            **decoder_fields(fields, generation, norm_eps=1e-6, max_position_tokens=196608),
+            **decoder_fields(
+                fields,
+                generation,
+                norm_eps=1e-6,
+                max_position_tokens=196608,
+                partial_rotation=True,
+            ),
             experts=fields.integer("num_local_experts", fields.optional("num_experts")),
             top_k=fields.integer("num_experts_per_tok"),
             expert_width=width,

@@ -18,7 +18,7 @@ class Qwen3Moe:
         """See Family.parse; dense are mlp_only_layers and layers off the sparse step."""
         layers = fields.integer("num_hidden_layers")
         step = fields.integer("decoder_sparse_step", 1)
-        dense = set(fields.optional("mlp_only_layers", []))
+        dense = set(fields.integers("mlp_only_layers", []))
         experts = fields.integer("num_experts", fields.optional("num_local_experts"))
         return ModelConfig(
             **decoder_fields(fields, generation, norm_eps=1e-6, max_position_tokens=32768),

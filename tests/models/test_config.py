@@ -26,6 +26,7 @@ QWEN3: dict[str, Any] = {
     "rope_theta": 1e6,
     "eos_token_id": 3,
 }
+FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 MIXTRAL: dict[str, Any] = {
     **{k: v for k, v in QWEN3.items() if k not in ("num_experts", "moe_intermediate_size")},
     "architectures": ["MixtralForCausalLM"],
@@ -80,6 +81,16 @@ def test_the_fields_of_published_files_are_read(tmp_path: Path) -> None:
         (QWEN3, {"num_key_value_heads": 3}, "num_key_value_heads"),
         (QWEN3, {"hidden_size": "64"}, "hidden_size"),
         (QWEN3, {"hidden_size": 0}, "hidden_size"),
+        (QWEN3, {"quantization_config": "x"}, "quantization_config must be an object"),
+        (QWEN3, {"quantization_config": FP8 | {"activation_scheme": "static"}}, '"static"'),
+        (QWEN3, {"quantization_config": FP8 | {"foo": 1}}, "quantization_config.foo"),
+        (QWEN3, {"quantization_config": FP8 | {"weight_block_size": [0, -1]}}, "[0, -1]"),
+        (QWEN3, {"rope_parameters": [1]}, "rope_parameters must be an object"),
+        (QWEN3, {"rope_theta": "x"}, "rope_theta must be a positive number"),
+        (QWEN3, {"mlp_only_layers": 3}, "mlp_only_layers must be a list"),
+        (QWEN3, {"eos_token_id": "x"}, "eos_token_id"),
+        (QWEN3, {"rotary_dim": 8}, "rotates whole heads"),
+        (MIXTRAL, {"partial_rotary_factor": 0.5}, "rotates whole heads"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(
