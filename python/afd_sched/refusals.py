@@ -68,14 +68,16 @@ class ConnectionMonitor:
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._welcomed += 1
             elif event == zmq.EVENT_DISCONNECTED:
-                self._ended += 1
-                self._log(f"a connection ended; {self.refused} refused, {self.lost} lost")
+                lost, self._ended = self.lost, self._ended + 1
+                # A peer that was welcome and went is named elsewhere, if it matters.
+                level = logging.INFO if self.lost > lost else logging.WARNING
+                self._log(level, f"a connection ended; {self.refused} refused, {self.lost} lost")
             else:
-                self._log(f"a stranger is refused: {_REASONS[event]}")
+                self._log(logging.WARNING, f"a stranger is refused: {_REASONS[event]}")
 
-    def _log(self, sentence: str) -> None:
+    def _log(self, level: int, sentence: str) -> None:
         if self._ended <= _LOGGED_ONE_BY_ONE or self._ended & (self._ended - 1) == 0:
-            _log.warning(sentence)
+            _log.log(level, sentence)
 
     def close(self) -> None:
         """Stops watching."""
