@@ -17,6 +17,8 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError if the folder holds no tokenizer."""
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} is no folder; --tokenizer-path names one")
         # Only tokenizers are used, so a hint that torch is missing would mislead.
         logging.getLogger("transformers").addFilter(
             lambda record: "PyTorch was not found" not in record.getMessage()

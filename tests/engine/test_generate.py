@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from afd import LLM, SamplingParams
-from afd.errors import RequestError
+from afd.errors import CheckpointError, RequestError
 from tests.checkpoints import CheckpointSpec, write_checkpoint
 from tests.tokenizers import write_tokenizer
 
@@ -133,3 +133,8 @@ def test_two_streams_are_read_in_turn_and_a_call_inside_one_disturbs_nothing(
             assert llm.generate("w7", params)[0].text == plain
     assert pairs[-1][0].text.split() == words and pairs[-1][1].text == plain
     assert [len(one.token_ids) for one, _ in pairs] == list(range(1, NEW_TOKENS + 1))
+
+
+def test_a_tokenizer_path_that_is_no_folder_is_named(llm: LLM) -> None:
+    with pytest.raises(CheckpointError, match="/no/such is no folder"):
+        LLM(llm.config.model_path, tokenizer_path="/no/such", kv_tokens=512, threads=1)
