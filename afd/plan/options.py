@@ -34,6 +34,7 @@ def tables_wanted(choice: str, model: ModelSpec | None, hardware: Hardware) -> b
 
 
 def calibration_from(path: Path | None) -> Calibration | None:
+    """A calibration file over the shipped roofline one; None without a path. Raises PlanError."""
     if path is None:
         return None
     table_ = load("calibration", "calibration", str(path))
