@@ -73,6 +73,10 @@ MEAN = "query replaced by its layer mean"
 EARLY = "query read half a layer early, every layer but 0"
 EARLY_HELD = "query read half a layer early, layers 0 to 3 held out"
 AS_LOADED = "as loaded"
+BF16 = "bfloat16"
+BF16_WIDE = "bfloat16, float32 vectors"
+LATE_KEY = "bfloat16, key read late"
+LATE_KEY_WIDE = "bfloat16, key read late, float32 vectors"
 RANDOM = "random error of the early query's size"
 
 
@@ -193,8 +197,8 @@ def _steps(decoder: Decoder, ids: torch.Tensor) -> dict[str, list[StepCheck]]:
     late_key = narrow.rewired(wiring("early_q"))
     return {
         AS_LOADED: check_steps(decoder, ids, lengths),
-        "bfloat16": check_steps(narrow, ids, lengths),
-        "bfloat16, float32 vectors": check_steps(narrow, ids, lengths, wide=True),
-        "bfloat16, key read late": check_steps(late_key, ids, lengths),
-        "bfloat16, key read late, float32 vectors": check_steps(late_key, ids, lengths, wide=True),
+        BF16: check_steps(narrow, ids, lengths),
+        BF16_WIDE: check_steps(narrow, ids, lengths, wide=True),
+        LATE_KEY: check_steps(late_key, ids, lengths),
+        LATE_KEY_WIDE: check_steps(late_key, ids, lengths, wide=True),
     }
