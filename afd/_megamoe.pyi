@@ -57,6 +57,10 @@ class HandshakeError(MegamoeError):
 class BadExpertId(MegamoeError):
     """A routed id is outside [-1, experts); the message names rank, layer and token."""
 
+class AmxMismatch(MegamoeError):
+    """The processor's AMX tiles failed their check when the level was chosen; the message names
+    the way out."""
+
 # ------------------------------------------------------------------------------ threads, weights
 
 class Pool:
@@ -93,7 +97,7 @@ def linear(
 def isa_level(name: str | None = None) -> str:
     """The instruction-set level in use; with a name, forces it first (for tests). Matrices keep the
     level they were made at. ``AFD_ISA`` in the environment names a process's first level; raises
-    ValueError for one that is unknown or that this machine cannot execute."""
+    ValueError for one that is unknown or that this machine cannot execute, AmxMismatch."""
 
 def isa_levels() -> list[str]:
     """The levels this machine can execute, lowest first."""

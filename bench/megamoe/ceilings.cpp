@@ -3,10 +3,58 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <new>
 
+#include "megamoe/cpu/amx.h"
 #include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
+
+#if defined(__x86_64__)
+MEGAMOE_TARGET("amx-tile,amx-bf16," MEGAMOE_AVX512_FEATURES)
+#include "megamoe/cpu/amx_tiles.h"
+// The emulation needs the tiles' configuration.
+#include "megamoe/cpu/amx_emulated.h"
+
+namespace bench {
+namespace {
+
+#if defined(AFD_AMX_EMULATED)
+using Tiles = megamoe::cpu::EmulatedTiles;
+#else
+using Tiles = megamoe::cpu::HardwareTiles;
+#endif
+
+// The GEMM's four accumulators, `steps` times; returns one of the sums.
+float add_tiles_up(int steps) {
+  alignas(64) uint32_t pairs[16][16];
+  for (auto& row : pairs) {
+    for (uint32_t& pair : row) pair = 0x3c003c00u;
+  }
+  alignas(64) float sums[16][16];
+  megamoe::cpu::TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) config.set(tile, 16);
+  Tiles tiles;
+  tiles.configure(config);
+  tiles.load<4>(pairs, sizeof(pairs[0]));
+  tiles.load<5>(pairs, sizeof(pairs[0]));
+  tiles.load<6>(pairs, sizeof(pairs[0]));
+  tiles.load<7>(pairs, sizeof(pairs[0]));
+  for (int i = 0; i < steps; ++i) {
+    tiles.dot<0, 4, 6>();
+    tiles.dot<1, 4, 7>();
+    tiles.dot<2, 5, 6>();
+    tiles.dot<3, 5, 7>();
+  }
+  tiles.store<3>(sums, sizeof(sums[0]));
+  tiles.release();
+  return sums[0][0];
+}
+
+}  // namespace
+}  // namespace bench
+MEGAMOE_TARGET_END
+#endif
 
 namespace bench {
 namespace {
@@ -76,6 +124,8 @@ Work portable() {
   for (const __m512& sum : sums) total += _mm512_cvtss_f32(sum);
   return {2.0 * 32 * kChains * kSteps, total};
 }
+
+Work amx() { return {2.0 * 16 * 16 * 32 * 4 * kSteps, add_tiles_up(kSteps)}; }
 #endif
 
 uint64_t add_up_portable(const std::byte* from, size_t bytes) {
@@ -124,6 +174,8 @@ Work multiply(bool pairs) {
       return avx512();
     case Isa::Avx512Bf16:
       return pairs ? avx512bf16() : avx512();
+    case Isa::Amx:
+      return pairs ? amx() : avx512();
 #endif
     default:
       return portable();

@@ -38,7 +38,7 @@ constexpr const char* kHelp =
     "  --rounds N             figures are medians over them (9)\n"
     "  --clock wall|thread    thread: this thread's own time, for a busy machine and one thread "
     "(wall)\n"
-    "  --isa NAME             portable, avx2, avx512, avx512bf16 (the machine's best)\n"
+    "  --isa NAME             portable, avx2, avx512, avx512bf16, amx (the machine's best)\n"
     "  --json                 one JSON object\n";
 
 [[noreturn]] void refuse(const char* program, const std::string& what) {

@@ -9,6 +9,7 @@ const Kernels& kernels_of(megamoe::cpu::Isa isa) {
       return kernels_avx2();
     case megamoe::cpu::Isa::Avx512:
     case megamoe::cpu::Isa::Avx512Bf16:
+    case megamoe::cpu::Isa::Amx:
       return kernels_avx512();
 #endif
     default:

@@ -1,6 +1,7 @@
 // The Python surface of the extension; afd/_megamoe.pyi is its contract.
 #include "attention/python.h"
 
+#include "megamoe/cpu/amx.h"
 #include "megamoe/errors.h"
 #include "megamoe/python_parts.h"
 
@@ -21,6 +22,7 @@ void bind_errors(py::module_& module) {
   py::register_exception<Deadline>(module, "Deadline", base);
   py::register_exception<HandshakeError>(module, "HandshakeError", base);
   py::register_exception<BadExpertId>(module, "BadExpertId", base);
+  py::register_exception<cpu::AmxMismatch>(module, "AmxMismatch", base);
   module.attr("Aborted") = py::reinterpret_steal<py::object>(
       PyErr_NewException("afd._megamoe.Aborted", base.ptr(), nullptr));
   py::register_exception_translator([](std::exception_ptr pointer) {

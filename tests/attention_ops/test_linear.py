@@ -60,7 +60,7 @@ def test_product(level, pool, dtype, rows, cols, rng):
     for n in (0, 1, 2, 3, 7, 12, 13, 29, 150):
         x = strided(normal(rng, n, cols))
         start = normal(rng, n, rows)
-        rounds = level == "avx512bf16" and dtype == ops.WeightType.BF16
+        rounds = level.startswith(("avx512bf16", "amx")) and dtype == ops.WeightType.BF16
         seen = round_bf16(x).astype(np.float64) if rounds else x.astype(np.float64)
         exact = seen @ weight.T.astype(np.float64)
         size = np.abs(seen) @ np.abs(weight.T.astype(np.float64))

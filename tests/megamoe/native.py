@@ -32,10 +32,13 @@ def _require_sanitizer(compiler: str, sanitizer: str) -> None:
             pytest.skip(f"a program built with -fsanitize={sanitizer} does not run on this machine")
 
 
-def built(target: str, sanitizer: str = "", **options: str) -> Path:
+def built(
+    target: str, sanitizer: str = "", arguments: tuple[str, ...] = (), **options: str
+) -> Path:
     """The build folder in which CMake's ``target`` is up to date; skips without a compiler.
 
-    ``options`` are CMake cache entries. With ``sanitizer`` everything is instrumented.
+    ``options`` are CMake cache entries, each combination a folder; ``arguments`` are further ones
+    for CMake. With ``sanitizer`` everything is instrumented.
     """
     cmake, compiler = tool("cmake"), shutil.which(os.environ.get("CXX", "c++"))
     if cmake is None or compiler is None:
@@ -48,7 +51,7 @@ def built(target: str, sanitizer: str = "", **options: str) -> Path:
     configure = [
         cmake, "-S", str(ROOT), "-B", str(folder), "-DAFD_PYTHON=OFF", "-DAFD_TESTS=ON",
         f"-DAFD_SANITIZE={sanitizer}",
-        *(f"-D{key}={value}" for key, value in options.items()),
+        *(f"-D{key}={value}" for key, value in options.items()), *arguments,
     ]  # fmt: skip
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

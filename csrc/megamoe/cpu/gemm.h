@@ -6,6 +6,10 @@
 // pairs: activations are rounded to bf16 (nearest even) and k advances by two a step, in the order
 // vdpbf16ps defines; subnormals flush to zero.
 //
+// At Isa::Amx a BF16 matrix multiplies the same pairs 32 k at a time, as tdpbf16ps defines: from
+// zero, the even k are one chain and the odd k another, the two are added, and their sum is added
+// to that of the k before; subnormals flush to zero. k is padded with zeros to a multiple of 32.
+//
 // FP8 weights are e4m3 codes with one float32 scale per 16 rows and 128 columns. Each code becomes
 // the bf16 of the same value, exactly; every 128 columns are one chain as above, and the chains'
 // sums, times their scales, are added in ascending order.
@@ -85,7 +89,7 @@ class PackedMatrix {
     void operator()(std::byte* data) const;
   };
 
-  void choose_kernel();
+  int choose_kernel();  // returns the k that its panels are padded to a multiple of
   void check_rows(int first_row, int n_rows) const;
   size_t element_bytes() const;
   int scale_blocks() const { return (cols_ + kScaleCols - 1) / kScaleCols; }

@@ -1,11 +1,31 @@
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
 
+#include "megamoe/cpu/amx.h"
 #include "megamoe/cpu/isa.h"
 
 namespace megamoe::cpu {
 namespace {
+
+#if defined(AFD_AMX_EMULATED)
+constexpr bool kEmulated = true;
+#else
+constexpr bool kEmulated = false;
+#endif
+
+#if defined(__x86_64__)
+// Linux lets a process use the tiles once it has asked for their state.
+bool tiles_granted() {
+  constexpr long kRequestPermission = 0x1023;
+  constexpr long kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+#endif
 
 bool supported(Isa isa) {
 #if defined(__x86_64__)
@@ -15,6 +35,8 @@ bool supported(Isa isa) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+  const bool bf16 =
+      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   switch (isa) {
     case Isa::Portable:
       return true;
@@ -23,7 +45,11 @@ bool supported(Isa isa) {
     case Isa::Avx512:
       return avx512;
     case Isa::Avx512Bf16:
-      return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+      return bf16;
+    case Isa::Amx:
+      if (!bf16 || kEmulated) return bf16;
+      return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+             tiles_granted();
   }
   return false;
 #else
@@ -32,11 +58,12 @@ bool supported(Isa isa) {
 }
 
 Isa named(const std::string& name) {
+  std::string known;
   for (int i = 0; i < kIsaCount; ++i) {
     if (name == isa_name(static_cast<Isa>(i))) return static_cast<Isa>(i);
+    known += (i == 0 ? "" : ", ") + std::string(isa_name(static_cast<Isa>(i)));
   }
-  throw std::invalid_argument("unknown level '" + name +
-                              "'; known: portable, avx2, avx512, avx512bf16");
+  throw std::invalid_argument("unknown level '" + name + "'; known: " + known);
 }
 
 Isa executable(Isa isa) {
@@ -44,13 +71,16 @@ Isa executable(Isa isa) {
     throw std::invalid_argument(std::string("this machine cannot execute the level ") +
                                 isa_name(isa));
   }
+#if defined(__x86_64__)
+  if (isa == Isa::Amx && !kEmulated) check_amx(gemm_amx());
+#endif
   return isa;
 }
 
 // Worker processes take no call from a test, so a test forces their level through AFD_ISA.
 Isa first_level() {
   const char* forced = std::getenv("AFD_ISA");
-  return forced == nullptr ? supported_isas().back() : executable(named(forced));
+  return executable(forced == nullptr ? supported_isas().back() : named(forced));
 }
 
 std::atomic<Isa>& level() {
@@ -61,7 +91,8 @@ std::atomic<Isa>& level() {
 }  // namespace
 
 const char* isa_name(Isa isa) {
-  static constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "avx512bf16"};
+  static constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "avx512bf16",
+                                                    kEmulated ? "amx-emulated" : "amx"};
   return kNames[static_cast<int>(isa)];
 }
 

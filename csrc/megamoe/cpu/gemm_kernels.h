@@ -46,6 +46,7 @@ struct GemmKernels {
   void (*bf16_pairs)(const GemmCall&);
   void (*fp8_pairs)(const GemmCall&);
   void (*round)(const float* x, int cols, uint32_t* pairs);
+  int pairs_depth = 2;  // k that the panels of pairs are padded to a multiple of, with zeros
 };
 
 GemmKernels gemm_portable();
@@ -53,6 +54,8 @@ GemmKernels gemm_portable();
 GemmKernels gemm_avx2();
 GemmKernels gemm_avx512();
 GemmKernels gemm_avx512bf16();
+GemmKernels gemm_amx();
+GemmKernels gemm_amx_emulated();  // the same with its instructions in software
 #endif
 
 }  // namespace megamoe::cpu

@@ -26,6 +26,12 @@ GemmKernels kernels_of(Isa isa) {
       return gemm_avx512();
     case Isa::Avx512Bf16:
       return gemm_avx512bf16();
+    case Isa::Amx:
+#if defined(AFD_AMX_EMULATED)
+      return gemm_amx_emulated();
+#else
+      return gemm_amx();
+#endif
 #endif
     default:
       return gemm_portable();
@@ -55,19 +61,18 @@ PackedMatrix::PackedMatrix(int rows, int cols, WeightType type)
     throw std::invalid_argument("a matrix needs positive rows and cols, got [" +
                                 std::to_string(rows) + ", " + std::to_string(cols) + "]");
   }
-  choose_kernel();
-  const bool pairs = order_ == Order::Pairs || order_ == Order::CodePairs;
-  const size_t depth = index(cols) + (pairs ? index(cols) % 2 : 0);
+  const size_t step = index(choose_kernel());
+  const size_t depth = (index(cols) + step - 1) / step * step;
   if (type == WeightType::FP8) head_bytes_ = fp8_head_bytes(scale_blocks());
   panel_bytes_ = head_bytes_ + depth * kPanel * element_bytes();
   data_ = std::unique_ptr<std::byte, Unmap>(map_bytes(bytes()), Unmap{bytes()});
 }
 
-void PackedMatrix::choose_kernel() {
+int PackedMatrix::choose_kernel() {
   const GemmKernels kernels = kernels_of(current_isa());
   if (type_ == WeightType::FP32) {
     kernel_ = kernels.fp32;
-    return;
+    return 1;
   }
   const bool pairs = kernels.bf16_pairs != nullptr;
   round_ = kernels.round;
@@ -78,6 +83,7 @@ void PackedMatrix::choose_kernel() {
     if (pairs) order_ = Order::CodePairs;
     kernel_ = pairs ? kernels.fp8_pairs : kernels.fp8;
   }
+  return pairs ? kernels.pairs_depth : 1;
 }
 
 size_t PackedMatrix::element_bytes() const {

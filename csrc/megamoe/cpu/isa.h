@@ -6,20 +6,21 @@
 
 namespace megamoe::cpu {
 
-enum class Isa { Portable = 0, Avx2 = 1, Avx512 = 2, Avx512Bf16 = 3 };
-inline constexpr int kIsaCount = 4;
+enum class Isa { Portable = 0, Avx2 = 1, Avx512 = 2, Avx512Bf16 = 3, Amx = 4 };
+inline constexpr int kIsaCount = 5;
 
+// Isa::Amx is "amx-emulated" in a build whose tile instructions are software (AFD_AMX_EMULATED).
 const char* isa_name(Isa isa);
 
 // The levels this machine can execute, lowest first.
 std::vector<Isa> supported_isas();
 
-// The level in use: the machine's best unless set_isa chose another. Matrices keep the level that
-// was in use when they were made.
+// The level in use: the machine's best unless AFD_ISA or set_isa chose another. Matrices keep the
+// level that was in use when they were made. Throws AmxMismatch if that is AMX and check_amx fails.
 Isa current_isa();
 
-// Forces a level; throws std::invalid_argument if the machine cannot execute it. For tests and
-// measurements; not to be called while kernels run.
+// Forces a level; throws std::invalid_argument if the machine cannot execute it, AmxMismatch as
+// above. For tests and measurements; not to be called while kernels run.
 void set_isa(Isa isa);
 void set_isa(const std::string& name);
 

@@ -9,6 +9,7 @@ const RowCodec& row_codec() {
       return row_codec_avx2();
     case Isa::Avx512:
     case Isa::Avx512Bf16:
+    case Isa::Amx:
       return row_codec_avx512();
 #endif
     default:
