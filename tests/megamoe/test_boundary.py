@@ -10,7 +10,9 @@ import pytest
 
 from afd import _megamoe as ops
 from afd._megamoe import Pool, ReturnMode, ScaleFormat, WeightType, Wire
-from tests.megamoe.reference import Weights, assert_matches, moe
+from tests.megamoe.fp8_weights import random_weights
+from tests.megamoe.reference import assert_matches, moe
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import (
     Outputs,
     Routed,
@@ -22,9 +24,12 @@ from tests.megamoe.world import (
     random_step,
 )
 
+TYPES = [WeightType.FP32, WeightType.BF16, WeightType.FP8]
 
-def _weights(rng: np.random.Generator, shape: Shape) -> Weights:
-    return Weights.random(rng, shape.moe_layers, shape.experts, shape.hidden, shape.width)
+
+def _weights(rng: np.random.Generator, shape: Shape, type: WeightType = WeightType.FP32) -> Weights:
+    numbers = range(shape.experts)
+    return random_weights(rng, shape.moe_layers, numbers, shape.hidden, shape.width, type)
 
 
 def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outputs]) -> None:
@@ -76,21 +81,6 @@ def test_many_tokens_for_one_expert_span_several_tiles() -> None:
     _check(weights, shape, [step], results)
 
 
-def test_bfloat16_weights_stay_within_their_rounding() -> None:
-    rng = np.random.default_rng(2)
-    shape = Shape.random(rng, wire=Wire.FP32)
-    weights = _weights(rng, shape)
-    steps = [random_step(rng, shape) for _ in range(2)]
-    with open_world(shape, weights, dtype=WeightType.BF16) as world:
-        results = world.run(steps)
-    for step, outputs in zip(steps, results, strict=True):
-        for rank, lanes in step.items():
-            for routed, out in zip(lanes, outputs[rank], strict=True):
-                expected, size = shape.expected(weights, 0, rank, routed)
-                limit = 2e-2 * size.mean(axis=1, keepdims=True) if size.size else size
-                assert (np.abs(out[0] - expected) <= limit + 1e-2 * size).all()
-
-
 @pytest.mark.parametrize("mode", [ReturnMode.SLOT, ReturnMode.REDUCED])
 def test_delays_do_not_change_a_bit(mode: ReturnMode) -> None:
     rng = np.random.default_rng(3)
@@ -111,17 +101,17 @@ def test_delays_do_not_change_a_bit(mode: ReturnMode) -> None:
                     np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("dtype", [WeightType.FP32, WeightType.BF16])
-def test_a_token_comes_back_the_same_from_any_batch(dtype: WeightType) -> None:
+@pytest.mark.parametrize("type", TYPES)
+def test_a_token_comes_back_the_same_from_any_batch(type: WeightType) -> None:
     rng = np.random.default_rng(4)
     shape = Shape.random(rng, attention_ranks=1, lanes=1, max_tokens=32, moe_layers=1,
                          wire=Wire.FP8)  # fmt: skip
-    weights = _weights(rng, shape)
+    weights = _weights(rng, shape, type)
     whole = Routed.random(rng, shape, 32)
     parts = [Routed(whole.x[:, i:j], whole.ids[:, i:j], whole.weights[:, i:j])
              for i, j in [(0, 1), (1, 2), (2, 9), (9, 32)]]  # fmt: skip
     parts = [Routed(*(np.ascontiguousarray(v) for v in vars(p).values())) for p in parts]
-    with open_world(shape, weights, dtype, threads=2) as world:
+    with open_world(shape, weights, threads=2) as world:
         results = world.run([{0: [whole]}, *({0: [part]} for part in parts)])
     joined = np.concatenate([r[0][0] for r in results[1:]], axis=1)
     np.testing.assert_array_equal(results[0][0][0], joined)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from afd._megamoe import AttentionSide, Domain, ReturnMode, ScaleFormat, Wire
 from tests.megamoe import ffn_process
 from tests.megamoe.ffn_process import SHAPE, STEPS
-from tests.megamoe.reference import Weights, assert_matches
+from tests.megamoe.reference import assert_matches
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import Routed, Shape, World, memory, open_world
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from afd._megamoe import Aborted, BadExpertId, Deadline, HandshakeError, ScaleFormat, Wire
 from tests.megamoe.native import built
-from tests.megamoe.reference import Weights, assert_matches
+from tests.megamoe.reference import assert_matches
 from tests.megamoe.simt import SimtAttentionSide, SimtFfnSide, opened
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import (
     DEADLINE_MS,
     Outputs,
