@@ -38,8 +38,8 @@ def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outp
         for rank, lanes in step.items():
             for routed, out in zip(lanes, outputs[rank], strict=True):
                 for layer in range(shape.moe_layers):
-                    expected, size = shape.expected(weights, layer, rank, routed)
-                    assert_matches(out[layer], expected, size, shape.wire)
+                    expected = shape.expected(weights, layer, rank, routed)
+                    assert_matches(out[layer], expected, shape.wire)
 
 
 # Beside what the draw gives: the smallest world, and the widest choice of experts.
@@ -145,8 +145,8 @@ def test_a_long_prompt_is_computed_in_waves_and_chunks() -> None:
     out = np.full(routed.x[0].shape, np.nan, np.float32)
     experts = make_experts(shape, weights, [4, 2, 0, 1, 3])
     experts.forward(Pool(2), 0, routed.x[0], routed.ids[0], routed.weights[0], out)
-    expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], Wire.FP32)
-    assert_matches(out, expected, size, Wire.FP32)
+    expected = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], Wire.FP32)
+    assert_matches(out, expected, Wire.FP32)
 
 
 def test_rows_of_wider_arrays_are_read_and_written_in_place() -> None:
@@ -163,8 +163,8 @@ def test_rows_of_wider_arrays_are_read_and_written_in_place() -> None:
         world.attention[0].dispatch(0, 0, 0, wide_x[:, : shape.hidden], routed.ids[0],
                                     routed.weights[0])  # fmt: skip
         world.attention[0].combine(0, 0, 0, wide_out[:, : shape.hidden])
-    expected, size = shape.expected(weights, 0, 0, routed)
-    assert_matches(wide_out[:, : shape.hidden], expected, size, shape.wire)
+    expected = shape.expected(weights, 0, 0, routed)
+    assert_matches(wide_out[:, : shape.hidden], expected, shape.wire)
     assert (wide_out[:, shape.hidden :] == 7).all()
 
 
@@ -182,8 +182,8 @@ def test_every_instruction_set_level_computes_the_experts(level: str) -> None:
         experts.forward(Pool(1), 0, routed.x[0], routed.ids[0], routed.weights[0], out)
     finally:
         ops.isa_level(before)
-    expected, size = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], Wire.FP32)
-    assert_matches(out, expected, size, Wire.FP32)
+    expected = moe(weights, 0, routed.x[0], routed.ids[0], routed.weights[0], Wire.FP32)
+    assert_matches(out, expected, Wire.FP32)
 
 
 def test_a_reduced_row_does_not_depend_on_its_batch_or_on_threads() -> None:
