@@ -192,4 +192,6 @@ def assert_matches(actual: F32, expected: Expected, wire: Wire) -> None:
         assert (error <= noise).all()
         return
     assert (error <= noise + size * 2.0**-7).all()
-    assert np.count_nonzero(error > noise) <= 0.02 * error.size + 1
+    # What an activation moves is a share of a unit, and moves that share of elements past a middle.
+    moved = np.minimum(expected.slack / np.maximum(size * 2.0**-8, 1e-300), 1).sum()
+    assert np.count_nonzero(error > noise) <= 0.02 * error.size + 1 + moved

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from afd import _megamoe as ops
-from afd._megamoe import Pool, ReturnMode, ScaleFormat, WeightType, Wire
+from afd._megamoe import Pool, ReturnMode, WeightType, Wire
+from tests.megamoe.checks import assert_steps_match
 from tests.megamoe.fp8_weights import random_weights
 from tests.megamoe.reference import assert_matches, moe
 from tests.megamoe.weights import Weights
 from tests.megamoe.world import (
-    Outputs,
     Routed,
     Shape,
-    Step,
     make_experts,
     open_world,
     random_delays,
@@ -32,41 +31,6 @@ def _weights(rng: np.random.Generator, shape: Shape, type: WeightType = WeightTy
     return random_weights(rng, shape.moe_layers, numbers, shape.hidden, shape.width, type)
 
 
-def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outputs]) -> None:
-    for step, outputs in zip(steps, results, strict=True):
-        assert outputs.keys() == step.keys()
-        for rank, lanes in step.items():
-            for routed, out in zip(lanes, outputs[rank], strict=True):
-                for layer in range(shape.moe_layers):
-                    expected = shape.expected(weights, layer, rank, routed)
-                    assert_matches(out[layer], expected, shape.wire)
-
-
-# Beside what the draw gives: the smallest world, and the widest choice of experts.
-PINNED: dict[int, dict[str, object]] = {
-    0: {"attention_ranks": 1, "ffn_ranks": 1, "replicated": 0},
-    1: {"attention_ranks": 5, "ffn_ranks": 3, "experts": 40, "top_k": 32},
-    2: {"scale_format": ScaleFormat.FP32_PER_128},
-}
-
-
-@pytest.mark.parametrize("wire", [Wire.FP8, Wire.BF16, Wire.FP32])
-@pytest.mark.parametrize("seed", range(12))
-def test_random_shapes_match_the_reference(seed: int, wire: Wire) -> None:
-    rng = np.random.default_rng((seed, wire.value))
-    shape = Shape.random(rng, wire=wire, **PINNED.get(seed, {}))
-    weights = _weights(rng, shape)
-    steps = [random_step(rng, shape) for _ in range(4)]
-    with open_world(shape, weights, threads=1 + seed % 2) as world:
-        results = world.run(steps)
-        served = np.sum([side.expert_tokens for side in world.ffn], axis=0)
-    _check(weights, shape, steps, results)
-    for layer in range(shape.moe_layers):
-        ids = np.concatenate([r.ids[layer].ravel() for s in steps for ls in s.values() for r in ls])
-        counts = np.bincount(ids[ids >= 0], minlength=shape.experts)
-        np.testing.assert_array_equal(served[layer], counts)
-
-
 def test_many_tokens_for_one_expert_span_several_tiles() -> None:
     rng = np.random.default_rng(1)
     shape = Shape.random(rng, attention_ranks=2, ffn_ranks=2, lanes=1, max_tokens=150, experts=4,
@@ -78,7 +42,7 @@ def test_many_tokens_for_one_expert_span_several_tiles() -> None:
         lanes[0].ids[..., 1] = 2
     with open_world(shape, weights, threads=2) as world:
         results = world.run([step])
-    _check(weights, shape, [step], results)
+    assert_steps_match(weights, shape, [step], results)
 
 
 @pytest.mark.parametrize("mode", [ReturnMode.SLOT, ReturnMode.REDUCED])
@@ -200,7 +164,7 @@ def test_a_reduced_row_does_not_depend_on_its_batch_or_on_threads() -> None:
             batch, single = (
                 outputs[0][0][0] for outputs in world.run([{0: [whole]}, {0: [alone]}])
             )
-        _check(weights, shape, [{0: [whole]}], [{0: [batch[None]]}])
+        assert_steps_match(weights, shape, [{0: [whole]}], [{0: [batch[None]]}])
         rows += [batch[7], single[0]]
     for row in rows[1:]:
         np.testing.assert_array_equal(row, rows[0])
@@ -220,7 +184,7 @@ def test_a_replicated_expert_is_served_where_the_table_sends_the_source() -> Non
     with open_world(shape, weights) as world:
         results = world.run([step])
         served = [side.expert_tokens[:, 0] for side in world.ffn]
-    _check(weights, shape, [step], results)
+    assert_steps_match(weights, shape, [step], results)
     # Attention ranks 0 and 3 are sent to FFN rank 0, rank 1 to 1 and rank 2 to 2.
     np.testing.assert_array_equal(served, [[36, 36], [18, 18], [18, 18]])
 
@@ -247,5 +211,5 @@ def test_more_ranks_than_cores() -> None:
     with open_world(shape, weights) as world:
         results = world.run(steps)
         waited = [side.wait_ns for side in world.ffn]
-    _check(weights, shape, steps, results)
+    assert_steps_match(weights, shape, steps, results)
     assert all(ns > 0 for ns in waited)
