@@ -99,42 +99,44 @@ class Admission:
         others back, so that none starves."""
         residents = self._residents
         placement = Placement(residents)
-        entered: list[int] = []
+        entered: list[tuple[Req, int]] = []
         for req in in_order(self._limits.policy, self.queue, residents, now):
-            count = req.count
             path = residents.match(req.tokens)
-            chosen = placement.choose(count, path)
+            chosen = placement.choose(req.count, path)
             if chosen is None:
                 break
             rank, nodes = chosen
             path = path[:nodes]
             cached = residents.enter(req, rank, path)
-            placement.take(rank, residents.cache.pages_for(count) - cached, path)
-            entered.append(req.slot)
-            self.queue.remove(req)
-            self._announce(req, count, cached * self._page_size)
+            placement.take(rank, residents.cache.pages_for(req.count) - cached, path)
+            entered.append((req, cached * self._page_size))
         if entered:
-            residents.settle(entered, now)
+            self.queue.remove([req for req, _ in entered])
+            residents.settle([req for req, _ in entered], now)
+            self._announce(entered)
         elif residents.untidy:
             # What requests that have left still hold may be what is missing.
             residents.tidy(now)
             self.admit(now)
 
-    def _announce(self, req: Req, count: int, cached: int) -> None:
-        sampling, slot = req.sampling, req.slot
-        self._prefill.add(req, count - cached)
-        if sampling.stop_token_ids:
-            self._stops.watch(slot, sampling.stop_token_ids)
-        self.prompt_tokens += count
-        self.cached_tokens += cached
-        admit = Admit(
-            slot % self._slots,
-            req.uid,
-            req.tokens,
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-            sampling.seed,
-            cached,
-        )
-        self._deltas.admit(slot, admit)
+    def _announce(self, entered: list[tuple[Req, int]]) -> None:
+        """``entered``: requests with the number of their tokens that need not run."""
+        slots = self._slots
+        for req, cached in entered:
+            sampling, slot = req.sampling, req.slot
+            if sampling.stop_token_ids:
+                self._stops.watch(slot, sampling.stop_token_ids)
+            self.prompt_tokens += req.count
+            self.cached_tokens += cached
+            self._prefill.add(req, req.count - cached)
+            admit = Admit(
+                slot % slots,
+                req.uid,
+                req.tokens,
+                sampling.temperature,
+                sampling.top_p,
+                sampling.top_k,
+                sampling.seed,
+                cached,
+            )
+            self._deltas.admit(slot, admit)

@@ -85,7 +85,7 @@ class PlanDeltas:
         pairs[:, 0] = slots - ranks * self._slots
         pairs[:, 1] = pages
         data = pack_int32(pairs)
-        starts = np.flatnonzero(np.diff(ranks, prepend=-1))
-        bounds = [8 * at for at in (*starts.tolist(), len(slots))]
-        present = ranks[starts].tolist()
-        return {r: data[bounds[i] : bounds[i + 1]] for i, r in enumerate(present)}
+        counts = np.bincount(ranks)
+        ends = 8 * np.cumsum(counts)
+        parts = zip((ends - 8 * counts).tolist(), ends.tolist(), strict=True)
+        return {rank: data[first:end] for rank, (first, end) in enumerate(parts) if first < end}

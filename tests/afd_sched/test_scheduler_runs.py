@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afd_sched.ints import pack_int32
 from afd_sched.messages import SamplingParams
 from afd_sched.req import FinishReason, RequestRefused
 from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig, StepOrderError
@@ -175,7 +176,7 @@ def test_plans_and_commits_out_of_order_are_errors() -> None:
     scheduler = Scheduler(changed(attention_ranks=1), [40])
     assert scheduler.plan() is None
     scheduler.add(0, np.array([2, 3], np.int32), SamplingParams(max_new_tokens=9, ignore_eos=True))
-    one = np.array([5], np.int32)
+    one = pack_int32([5])
     assert scheduler.plan() is not None and scheduler.plan() is not None
     with pytest.raises(StepOrderError, match="committed first"):
         scheduler.plan()
@@ -184,7 +185,7 @@ def test_plans_and_commits_out_of_order_are_errors() -> None:
     with pytest.raises(StepOrderError, match=r"ranks \[0\]"):
         scheduler.commit(0, {1: one})
     with pytest.raises(BadResult, match="returned 2 tokens, 1 were planned"):
-        scheduler.commit(0, {0: np.array([5, 6], np.int32)})
+        scheduler.commit(0, {0: pack_int32([5, 6])})
     # A refused commit has changed nothing.
     batch = scheduler.commit(0, {0: one})
     assert batch.tokens.tolist() == [5] and batch.finished.tolist() == [FinishReason.RUNNING]
