@@ -99,44 +99,49 @@ class Admission:
         others back, so that none starves."""
         residents = self._residents
         placement = Placement(residents)
-        entered: list[tuple[Req, int]] = []
+        entered: list[Req] = []
         for req in in_order(self._limits.policy, self.queue, residents, now):
             path = residents.match(req.tokens)
-            chosen = placement.choose(req.count, path)
+            count = req.count
+            chosen = placement.choose(count, path)
             if chosen is None:
                 break
             rank, nodes = chosen
             path = path[:nodes]
             cached = residents.enter(req, rank, path)
-            placement.take(rank, residents.cache.pages_for(req.count) - cached, path)
-            entered.append((req, cached * self._page_size))
+            placement.take(rank, residents.cache.pages_for(count) - cached, path)
+            req.remaining = count - cached * self._page_size
+            entered.append(req)
         if entered:
-            self.queue.remove([req for req, _ in entered])
-            residents.settle([req for req, _ in entered], now)
+            self.queue.remove(entered)
+            residents.settle(entered, now)
             self._announce(entered)
         elif residents.untidy:
             # What requests that have left still hold may be what is missing.
             residents.tidy(now)
             self.admit(now)
 
-    def _announce(self, entered: list[tuple[Req, int]]) -> None:
-        """``entered``: requests with the number of their tokens that need not run."""
+    def _announce(self, entered: list[Req]) -> None:
         slots = self._slots
-        for req, cached in entered:
-            sampling, slot = req.sampling, req.slot
+        admits: list[Admit] = []
+        for req in entered:
+            sampling = req.sampling
             if sampling.stop_token_ids:
-                self._stops.watch(slot, sampling.stop_token_ids)
-            self.prompt_tokens += req.count
-            self.cached_tokens += cached
-            self._prefill.add(req, req.count - cached)
-            admit = Admit(
-                slot % slots,
-                req.uid,
-                req.tokens,
-                sampling.temperature,
-                sampling.top_p,
-                sampling.top_k,
-                sampling.seed,
-                cached,
+                self._stops.watch(req.slot, sampling.stop_token_ids)
+            admits.append(
+                Admit(
+                    req.slot % slots,
+                    req.uid,
+                    req.tokens,
+                    sampling.temperature,
+                    sampling.top_p,
+                    sampling.top_k,
+                    sampling.seed,
+                    req.count - req.remaining,
+                )
             )
-            self._deltas.admit(slot, admit)
+        tokens = sum([req.count for req in entered])
+        self.prompt_tokens += tokens
+        self.cached_tokens += tokens - sum([req.remaining for req in entered])
+        self._prefill.add(entered)
+        self._deltas.admit(entered, admits)

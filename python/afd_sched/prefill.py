@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from operator import attrgetter
 
 from afd_sched.req import Req
@@ -41,16 +42,17 @@ class PrefillManager:
         self._slots = slots_per_rank
         self._prompts: dict[int, list[Req]] = {}
 
-    def add(self, req: Req, remaining: int) -> None:
-        """A request has got a slot, and ``remaining`` tokens of its prompt to run."""
-        req.remaining = remaining
-        prompts = self._prompts.get(rank := req.slot // self._slots)
-        if prompts is None:
-            self._prompts[rank] = [req]
-        elif prompts[-1].order > req.order:
-            insort(prompts, req, key=_ORDER)
-        else:
-            prompts.append(req)
+    def add(self, entered: Sequence[Req]) -> None:
+        """Requests have got slots, and have ``remaining`` tokens of their prompts to run."""
+        running, slots = self._prompts, self._slots
+        for req in entered:
+            prompts = running.get(rank := req.slot // slots)
+            if prompts is None:
+                running[rank] = [req]
+            elif prompts[-1].order > req.order:
+                insort(prompts, req, key=_ORDER)
+            else:
+                prompts.append(req)
 
     def discard(self, slots: list[int]) -> None:
         """The slots run no more of their prompts, if they have any left."""
