@@ -86,9 +86,11 @@ class Admission:
 
     def _check_queue(self) -> None:
         most = self._limits.queued_requests
+        if most is None:
+            return
         # A request for which there is a free slot does not wait in earnest.
         waiting = len(self.queue) - self._residents.table.all_free
-        if most is not None and waiting >= most:
+        if waiting >= most:
             raise RequestRefused(
                 f"the queue is full: {waiting} requests wait for a slot already and "
                 f"--max-queued-requests is {most}; try again later"
