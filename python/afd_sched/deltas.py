@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,7 @@ from afd_sched.cache import CacheManager
 from afd_sched.ints import pack_few_int32, pack_int32
 from afd_sched.messages import Admit, StepPlan
 from afd_sched.prefill import Chunks
+from afd_sched.req import Req
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -23,9 +26,15 @@ class PlanDeltas:
         self._retired: dict[int, list[int]] = {}
         self._admitted: dict[int, dict[int, Admit]] = {}
 
-    def admit(self, slot: int, admit: Admit) -> None:
-        """A slot enters, with whatever pages it holds when that is told."""
-        self._admitted.setdefault(slot // self._slots, {})[slot] = admit
+    def admit(self, entered: Sequence[Req], admits: Sequence[Admit]) -> None:
+        """Requests enter slots, with whatever pages these hold when that is told."""
+        admitted, slots = self._admitted, self._slots
+        for req, admit in zip(entered, admits, strict=True):
+            of_rank = admitted.get(rank := req.slot // slots)
+            if of_rank is None:
+                admitted[rank] = {req.slot: admit}
+            else:
+                of_rank[req.slot] = admit
 
     def retire(self, slots: list[int]) -> None:
         """Slots leave; of one that was never announced nothing is said at all."""
@@ -85,7 +94,7 @@ class PlanDeltas:
         pairs[:, 0] = slots - ranks * self._slots
         pairs[:, 1] = pages
         data = pack_int32(pairs)
-        starts = np.flatnonzero(np.diff(ranks, prepend=-1))
-        bounds = [8 * at for at in (*starts.tolist(), len(slots))]
-        present = ranks[starts].tolist()
-        return {r: data[bounds[i] : bounds[i + 1]] for i, r in enumerate(present)}
+        counts = np.bincount(ranks)
+        ends = 8 * np.cumsum(counts)
+        parts = zip((ends - 8 * counts).tolist(), ends.tolist(), strict=True)
+        return {rank: data[first:end] for rank, (first, end) in enumerate(parts) if first < end}

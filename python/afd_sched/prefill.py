@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from operator import attrgetter
 
 from afd_sched.req import Req
@@ -17,13 +18,6 @@ class Chunks:
     def __init__(self) -> None:
         self.pairs: list[int] = []
         self.rows = 0
-
-
-class _Prompt:
-    __slots__ = ("order", "remaining", "slot")
-
-    def __init__(self, req: Req, remaining: int) -> None:
-        self.order, self.slot, self.remaining = req.order, req.slot, remaining
 
 
 _ORDER = attrgetter("order")
@@ -46,16 +40,19 @@ class PrefillManager:
     def __init__(self, budget_tokens: int, slots_per_rank: int) -> None:
         self._budget = budget_tokens
         self._slots = slots_per_rank
-        self._prompts: dict[int, list[_Prompt]] = {}
+        self._prompts: dict[int, list[Req]] = {}
 
-    def add(self, req: Req, remaining: int) -> None:
-        """A request has got a slot, and ``remaining`` tokens of its prompt to run."""
-        prompt = _Prompt(req, remaining)
-        prompts = self._prompts.setdefault(req.slot // self._slots, [])
-        if prompts and prompts[-1].order > req.order:
-            insort(prompts, prompt, key=_ORDER)
-        else:
-            prompts.append(prompt)
+    def add(self, entered: Sequence[Req]) -> None:
+        """Requests have got slots, and have ``remaining`` tokens of their prompts to run."""
+        running, slots = self._prompts, self._slots
+        for req in entered:
+            prompts = running.get(rank := req.slot // slots)
+            if prompts is None:
+                running[rank] = [req]
+            elif prompts[-1].order > req.order:
+                insort(prompts, req, key=_ORDER)
+            else:
+                prompts.append(req)
 
     def discard(self, slots: list[int]) -> None:
         """The slots run no more of their prompts, if they have any left."""
@@ -68,7 +65,7 @@ class PrefillManager:
         """No prompt of a rank runs on."""
         self._prompts.pop(rank, None)
 
-    def _keep(self, rank: int, prompts: list[_Prompt]) -> None:
+    def _keep(self, rank: int, prompts: list[Req]) -> None:
         if prompts:
             self._prompts[rank] = prompts
         else:

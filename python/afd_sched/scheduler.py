@@ -77,7 +77,7 @@ class StepBundle:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Tokens of a committed step in uid order; ``finished`` holds FinishReason values."""
+    """Tokens of a committed step, rank by rank; ``finished`` holds FinishReason values."""
 
     step: int
     uids: NDArray[np.int64]
@@ -167,7 +167,7 @@ class Scheduler:
             return
         if req.slot < 0:
             del self._reqs[uid]
-            self._admission.queue.remove(req)
+            self._admission.queue.remove([req])
         else:
             self._end(np.array([req.slot]))
 
@@ -175,10 +175,10 @@ class Scheduler:
         """The requests in these slots are over; nothing more of them is delivered."""
         self._running.close(slots)
         self._stops.forget(slots.tolist())
-        for slot in slots.tolist():
-            uid = self._residents.by_slot[slot].req.uid
+        for uid in self._running.uid[slots].tolist():
             del self._reqs[uid]
-            self._retracted.pop(uid, None)
+            if self._retracted:
+                self._retracted.pop(uid, None)
 
     # ------------------------------------------------------------------------------- plan
 
@@ -285,8 +285,9 @@ class Scheduler:
             counts += np.bincount(done // self._slots, minlength=len(counts))
             running.extend(np.array(deal.slots, np.int64), np.array(deal.counts, np.int32), done)
             samples[done] = 1
-            order = order.only(np.flatnonzero(samples[order.slots]))
-        cells = self._residents.history.cells(order.slots, running.fed[order.slots] - 1)
+            if counts[ranks].sum() < len(order.slots):
+                order = order.only(np.flatnonzero(samples[order.slots]))
+        cells = self._residents.history.cells(order.slots, running.fed)
         planned = Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
         return planned, int(rows.max())
 
@@ -321,8 +322,8 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------- commit
 
-    def commit(self, step: int, results: dict[int, I32]) -> TokenBatch:
-        """Takes the sampled tokens of the oldest step in flight, by attention rank; raises
+    def commit(self, step: int, results: dict[int, bytes]) -> TokenBatch:
+        """Takes the sampled tokens (int32) of the oldest step in flight, by attention rank; raises
         StepOrderError for any other step or rank, BadResult for another count."""
         if not self._in_flight or self._in_flight[0].step != step:
             raise StepOrderError(f"step {step} is not the oldest in flight")
@@ -356,5 +357,4 @@ class Scheduler:
         over = slots[finished != FinishReason.RUNNING]
         if len(over):
             self._end(over)
-        by_uid = rows.by_uid
-        return TokenBatch(planned.step, rows.uids[by_uid], tokens[by_uid], finished[by_uid])
+        return TokenBatch(planned.step, rows.uids, tokens, finished)
