@@ -2,9 +2,9 @@
 //
 //   for layer, for lane:
 //     await PUB[a] >= q of every attention rank a of the step; acquire
-//     schedule the copies owned here; pull each needed row once
+//     schedule the copies owned here; pull the rows they need, which a target may leave in IN
 //     compute; write OUT[a][token][slot], or the sum of a token's slots into the first of them
-//     DONE[a][f] = q for every a of the step, zero rows included
+//     DONE[a][f] = q for every a of the step, zero rows included; IN is read no more
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,6 @@ class ColocatedExperts {
   std::vector<int32_t> owned_index_;
   TileSchedule schedule_;
   ExpertScratch scratch_;
-  std::vector<const float*> rows_;
   GrowBuffer<float> returned_;
   std::atomic<bool> busy_{false};
 };
