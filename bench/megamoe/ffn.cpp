@@ -177,7 +177,7 @@ class Bench {
     const megamoe::cpu::RowsInPlace rows(
         options_.hidden, [this](int32_t i) { return rows_[static_cast<size_t>(i)]; });
     const uint64_t start = options_.clock.now_ns();
-    bank_.compute(pool_, 0, schedule_, rows, scratch_, [](int, const float*, int, int) {});
+    bank_.compute(pool_, 0, 0, schedule_, rows, scratch_, [](int, const float*, int, int) {});
     return static_cast<double>(options_.clock.now_ns() - start) * 1e-3;
   }
 

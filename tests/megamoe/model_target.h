@@ -277,7 +277,7 @@ class Target::Experts {
   }
 
   template <class Sink>
-  void compute(int, const megamoe::TileSchedule<Lists>& schedule, Sink&& sink) {
+  void compute(int, int, const megamoe::TileSchedule<Lists>& schedule, Sink&& sink) {
     for (size_t i = 0; i < schedule.copies().size(); ++i) {
       const Row& row = rows_[schedule.copies()[i].row];
       read(row);

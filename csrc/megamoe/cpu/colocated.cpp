@@ -54,11 +54,12 @@ void ColocatedExperts::forward(Pool& pool, int layer, const Batch& batch) {
     chunk.out += batch.out_stride * first;
     chunk.ids += int64_t{first} * batch.top_k;
     chunk.weights += int64_t{first} * batch.top_k;
-    forward_chunk(pool, layer, chunk);
+    const bool last = first + chunk.tokens == batch.tokens;
+    forward_chunk(pool, layer, last ? (layer + 1) % bank_.moe_layers() : layer, chunk);
   }
 }
 
-void ColocatedExperts::forward_chunk(Pool& pool, int layer, const Batch& batch) {
+void ColocatedExperts::forward_chunk(Pool& pool, int layer, int next_layer, const Batch& batch) {
   const int top_k = batch.top_k;
   const int hidden = bank_.hidden();
   schedule_.build({{batch.ids, batch.tokens, owned_index_.data()}}, top_k,
@@ -69,7 +70,7 @@ void ColocatedExperts::forward_chunk(Pool& pool, int layer, const Batch& batch) 
   const RowsInPlace rows(hidden, [&](int32_t i) {
     return batch.x + batch.x_stride * schedule_.rows()[static_cast<size_t>(i)].token;
   });
-  bank_.compute(pool, layer, schedule_, rows, scratch_,
+  bank_.compute(pool, layer, next_layer, schedule_, rows, scratch_,
                 [&](int copy, const float* values, int first, int columns) {
                   const RoutedCopy& routed = schedule_.copies()[static_cast<size_t>(copy)];
                   const int token = schedule_.rows()[static_cast<size_t>(routed.row)].token;

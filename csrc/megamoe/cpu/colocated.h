@@ -34,7 +34,7 @@ class ColocatedExperts {
   void forward(Pool& pool, int layer, const Batch& batch);
 
  private:
-  void forward_chunk(Pool& pool, int layer, const Batch& batch);
+  void forward_chunk(Pool& pool, int layer, int next_layer, const Batch& batch);
   void check_ids(int layer, const Batch& batch) const;
 
   ExpertBank bank_;

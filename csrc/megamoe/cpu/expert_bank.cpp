@@ -152,8 +152,9 @@ size_t ExpertBank::wave_end(const std::vector<Tile>& tiles, size_t begin, int th
   return end;
 }
 
-ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, size_t begin,
-                                       size_t end, int threads, ExpertScratch& scratch) const {
+ExpertBank::Wave ExpertBank::make_wave(int layer, int next_layer, const TileSchedule& schedule,
+                                       size_t begin, size_t end, int threads,
+                                       ExpertScratch& scratch) const {
   const auto& tiles = schedule.tiles();
   const Tile& first = tiles[begin];
   const Tile& last = tiles[end - 1];
@@ -163,12 +164,8 @@ ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, 
                              Split(threads, 1, down_panels()).parts());
   // After a layer's last tile the next layer's first one is read, of the same expert most likely.
   const bool more = end < tiles.size();
-  const size_t next_layer = index(layer) + (more ? 0 : 1);
-  const std::byte* next = nullptr;
-  if (next_layer < layers_.size()) {
-    const int expert = more ? tiles[end].expert : tiles[0].expert;
-    next = layers_[next_layer].gate_up.panel(expert * gate_up_panels());
-  }
+  const int next_expert = more ? tiles[end].expert : tiles[0].expert;
+  const PackedMatrix& next_weight = gate_up(more ? layer : next_layer);
   // Both matrices are of one type.
   const bool takes_pairs = layers_[index(layer)].down.takes_pairs();
   const int tasks = gather_tasks(threads, copies);
@@ -189,7 +186,7 @@ ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, 
           scratch.act.reserve(index(copies) * index(width_)),
           pairs_of(scratch.act_pairs, width_),
           scratch.columns.reserve(index(parts) * index(copies) * kChunkColumns),
-          next};
+          next_weight.panel(next_expert * gate_up_panels())};
 }
 
 int ExpertBank::gather_tasks(int threads, int32_t copies) const {
@@ -247,14 +244,20 @@ void ExpertBank::gate_up_chunk(const Wave& wave, int t, int part, int begin, int
   tile_rows.multiply(weight, tile.rows, wave.x_pairs != nullptr, base + begin, base + end, next);
 }
 
-void ExpertBank::down_chunk(const Wave& wave, int t, int part, int begin, int end) const {
+const std::byte* ExpertBank::after_downs(const Wave& wave, const Split& split, int t, int part,
+                                         int end) const {
+  const auto panel = [&](int tile, int i) {
+    return wave.layer->down.panel(wave.tile(tile).expert * down_panels() + i);
+  };
+  if (end < split.end(part)) return panel(t, end);
+  return t + 1 < wave.tiles ? panel(t + 1, split.begin(part)) : wave.next;
+}
+
+void ExpertBank::down_chunk(const Wave& wave, int t, int part, int begin, int end,
+                            const std::byte* next) const {
   const Tile& tile = wave.tile(t);
   const int base = tile.expert * down_panels();
   const PackedMatrix& weight = wave.layer->down;
-  const std::byte* next = weight.panel(base + end);
-  if (end == down_panels()) {
-    next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * down_panels()) : wave.next;
-  }
   TileRows tile_rows;
   for (int r = 0; r < tile.rows; ++r) {
     const size_t row = wave.row(tile) + index(r);

@@ -68,7 +68,10 @@ class ExpertBank {
   // id is outside.
   std::vector<int32_t> owned_index(int experts) const;
 
-  // Computes every copy of the schedule. rows.read(i, room) returns the i-th pulled row [hidden],
+  // Computes every copy of the schedule. `next_layer` is the one computed after it, whose beginning
+  // is fetched meanwhile, as far as one can tell which expert's that is.
+  //
+  // rows.read(i, room) returns the i-th pulled row [hidden],
   // made in room [hidden] or where it lies; it is called once for each copy, in its wave, which
   // uses what it returned. rows.prefetch(i) comes somewhat before.
   //
@@ -77,12 +80,12 @@ class ExpertBank {
   // column follow the order of the copies, one at a time. All these are called on any thread of
   // the pool.
   template <class Rows, class Sink>
-  void compute(Pool& pool, int layer, const TileSchedule& schedule, const Rows& rows,
-               ExpertScratch& scratch, Sink&& sink) const {
+  void compute(Pool& pool, int layer, int next_layer, const TileSchedule& schedule,
+               const Rows& rows, ExpertScratch& scratch, Sink&& sink) const {
     const auto& tiles = schedule.tiles();
     for (size_t begin = 0, end; begin < tiles.size(); begin = end) {
       end = wave_end(tiles, begin, pool.threads());
-      const Wave wave = make_wave(layer, schedule, begin, end, pool.threads(), scratch);
+      const Wave wave = make_wave(layer, next_layer, schedule, begin, end, pool.threads(), scratch);
       gather(pool, wave, rows);
       activate(pool, wave);
       project(pool, wave, sink);
@@ -150,13 +153,17 @@ class ExpertBank {
   static constexpr size_t kChunkColumns = kChunkPanels * PackedMatrix::kPanel;
 
   static size_t wave_end(const std::vector<Tile>& tiles, size_t begin, int threads);
-  Wave make_wave(int layer, const TileSchedule& schedule, size_t begin, size_t end, int threads,
-                 ExpertScratch& scratch) const;
+  Wave make_wave(int layer, int next_layer, const TileSchedule& schedule, size_t begin, size_t end,
+                 int threads, ExpertScratch& scratch) const;
   int gather_tasks(int threads, int32_t copies) const;
   void activate(Pool& pool, const Wave& wave) const;
   // Columns of panels [begin, end) of a tile, into its part's.
   void gate_up_chunk(const Wave& wave, int t, int part, int begin, int end) const;
-  void down_chunk(const Wave& wave, int t, int part, int begin, int end) const;
+  void down_chunk(const Wave& wave, int t, int part, int begin, int end,
+                  const std::byte* next) const;
+  // What a part reads after its tile t's downs up to `end`.
+  const std::byte* after_downs(const Wave& wave, const Split& split, int t, int part,
+                               int end) const;
 
   template <class Rows>
   void gather(Pool& pool, const Wave& wave, const Rows& rows) const {
@@ -185,7 +192,7 @@ class ExpertBank {
         const Tile& tile = wave.tile(t);
         for (int begin = split.begin(part), end; begin < split.end(part); begin = end) {
           end = std::min(begin + kChunkPanels, split.end(part));
-          down_chunk(wave, t, part, begin, end);
+          down_chunk(wave, t, part, begin, end, after_downs(wave, split, t, part, end));
           const int first = begin * PackedMatrix::kPanel;
           const int columns = std::min(end * PackedMatrix::kPanel, hidden_) - first;
           for (int32_t r = 0; r < tile.rows; ++r) {

@@ -54,8 +54,8 @@ class ExpertsOver {
 
   // Of the rows pulled last.
   template <class Sink>
-  void compute(int layer, const TileSchedule& schedule, Sink&& sink) {
-    bank_->compute(*pool_, layer, schedule, rows_, scratch_, std::forward<Sink>(sink));
+  void compute(int layer, int next_layer, const TileSchedule& schedule, Sink&& sink) {
+    bank_->compute(*pool_, layer, next_layer, schedule, rows_, scratch_, std::forward<Sink>(sink));
   }
 
   // The return mode that adds up a row's copies: clear, add in the order in which compute hands

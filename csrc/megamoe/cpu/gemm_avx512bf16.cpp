@@ -103,7 +103,8 @@ void round_row(const float* x, int cols, uint32_t* pairs) {
   }
 }
 
-// Calls compute(rounded rows, their y, how many) for blocks that stay in the second-level cache.
+// Calls compute(call, rounded rows, their y, how many) for blocks that stay in the second-level
+// cache.
 template <class Compute>
 void round_blocks(const GemmCall& call, Compute compute) {
   const int steps = (call.cols + 1) / 2;
@@ -111,7 +112,7 @@ void round_blocks(const GemmCall& call, Compute compute) {
   if (call.pairs != nullptr) {
     for (int first = 0; first < call.m; first += block) {
       const int m = call.m - first < block ? call.m - first : block;
-      compute(call.pairs + first, call.y + first, m);
+      compute(block_call(call, first, m), call.pairs + first, call.y + first, m);
     }
     return;
   }
@@ -125,19 +126,19 @@ void round_blocks(const GemmCall& call, Compute compute) {
       round_row(call.x[first + r], call.cols, pairs.get() + stride * r);
       x[r] = pairs.get() + stride * r;
     }
-    compute(x.get(), call.y + first, m);
+    compute(block_call(call, first, m), x.get(), call.y + first, m);
   }
 }
 
 void gemm_bf16_pairs(const GemmCall& call) {
-  round_blocks(call, [&](const uint32_t* const* x, float* const* y, int m) {
-    block_gemm<Bf16PairStep>(call, x, y, m, (call.cols + 1) / 2);
+  round_blocks(call, [](const GemmCall& block, const uint32_t* const* x, float* const* y, int m) {
+    block_gemm<Bf16PairStep>(block, x, y, m, (block.cols + 1) / 2);
   });
 }
 
 void gemm_fp8_pairs(const GemmCall& call) {
-  round_blocks(call, [&](const uint32_t* const* x, float* const* y, int m) {
-    block_gemm<Fp8PairStep>(call, x, y, m, (call.cols + 1) / 2);
+  round_blocks(call, [](const GemmCall& block, const uint32_t* const* x, float* const* y, int m) {
+    block_gemm<Fp8PairStep>(block, x, y, m, (block.cols + 1) / 2);
   });
 }
 
