@@ -8,6 +8,7 @@
 #include "launch.h"
 #include "megamoe/attention_side.h"
 #include "megamoe/cpu/expert_bank.h"
+#include "megamoe/cpu/rows_in_place.h"
 #include "megamoe/ffn_side.h"
 #include "report.h"
 
@@ -173,8 +174,10 @@ class Bench {
   }
 
   double compute() {
+    const megamoe::cpu::RowsInPlace rows(
+        options_.hidden, [this](int32_t i) { return rows_[static_cast<size_t>(i)]; });
     const uint64_t start = options_.clock.now_ns();
-    bank_.compute(pool_, 0, schedule_, rows_.data(), scratch_, [](int, const float*, int, int) {});
+    bank_.compute(pool_, 0, 0, schedule_, rows, scratch_, [](int, const float*, int, int) {});
     return static_cast<double>(options_.clock.now_ns() - start) * 1e-3;
   }
 

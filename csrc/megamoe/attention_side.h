@@ -97,7 +97,7 @@ class AttentionSide {
                    memory_.sequence(step, layer));
   }
   MEGAMOE_HOST_DEVICE uint64_t wait_ns() const { return wait_ns_; }
-  // What the FFN ranks read of IN, and what they wrote to OUT.
+  // What the FFN ranks need of IN, once each, and what they wrote to OUT.
   MEGAMOE_HOST_DEVICE uint64_t bytes_out() const { return bytes_out_; }
   MEGAMOE_HOST_DEVICE uint64_t bytes_back() const { return bytes_back_; }
 
@@ -128,8 +128,9 @@ class AttentionSide {
     return true;
   }
 
-  // What crosses for one token: a row to each FFN rank that serves one of its experts, the routed
-  // copies, and the rows that come back.
+  // What crosses for one token: a row to each FFN rank that serves one of its experts (which may
+  // read it again for the next one, out of its cache), the routed copies, and the rows that come
+  // back.
   struct Crossing {
     int pulls;
     int copies;

@@ -2,9 +2,9 @@
 //
 //   for layer, for lane:
 //     await PUB[a] >= q of every attention rank a of the step; acquire
-//     schedule the copies owned here; pull each needed row once
+//     schedule the copies owned here; pull the rows they need, which a target may leave in IN
 //     compute; write OUT[a][token][slot], or the sum of a token's slots into the first of them
-//     DONE[a][f] = q for every a of the step, zero rows included
+//     DONE[a][f] = q for every a of the step, zero rows included; IN is read no more
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,9 @@ class FfnSide {
           }
         }
         watch.computing();
-        if (!compute(layer, lane, attention_ranks)) return false;
+        // After a step's last layer comes another step.
+        const int next_layer = lane + 1 < lanes ? layer : (layer + 1) % shape.moe_layers;
+        if (!compute(layer, next_layer, lane, attention_ranks)) return false;
         for (const int32_t rank : attention_ranks) {
           publish<Target>(memory_.done(rank, lane, ffn_rank_), memory_.sequence(step, layer));
         }
@@ -113,7 +115,8 @@ class FfnSide {
     return true;
   }
 
-  MEGAMOE_ROLE bool compute(int layer, int lane, const List<int32_t>& attention_ranks) {
+  MEGAMOE_ROLE bool compute(int layer, int next_layer, int lane,
+                            const List<int32_t>& attention_ranks) {
     const Shape& shape = memory_.layout.shape;
     if (!Target::on_leader([&] { return plan(layer, lane, attention_ranks); })) return false;
     const auto& copies = schedule_.copies();
@@ -125,19 +128,20 @@ class FfnSide {
     });
     const bool reduced = shape.return_mode == ReturnMode::Reduced;
     if (reduced) experts_.clear_sums(shape, rows.size());
-    experts_.compute(layer, schedule_, [&](int copy, const float* values, int first, int columns) {
-      const RoutedCopy& routed = copies[static_cast<size_t>(copy)];
-      const PulledRow& row = rows[static_cast<size_t>(routed.row)];
-      const int rank = attention_ranks[static_cast<size_t>(row.source)];
-      const float weight =
-          memory_.weights(rank, lane)[int64_t{row.token} * shape.top_k + routed.slot];
-      if (reduced) {
-        experts_.add_to_sum(shape, routed.row, values, weight, first, columns);
-      } else {
-        Target::write_back(shape.wire, values, weight, columns, first,
-                           memory_.out(rank, lane, row.token, routed.slot));
-      }
-    });
+    experts_.compute(
+        layer, next_layer, schedule_, [&](int copy, const float* values, int first, int columns) {
+          const RoutedCopy& routed = copies[static_cast<size_t>(copy)];
+          const PulledRow& row = rows[static_cast<size_t>(routed.row)];
+          const int rank = attention_ranks[static_cast<size_t>(row.source)];
+          const float weight =
+              memory_.weights(rank, lane)[int64_t{row.token} * shape.top_k + routed.slot];
+          if (reduced) {
+            experts_.add_to_sum(shape, routed.row, values, weight, first, columns);
+          } else {
+            Target::write_back(shape.wire, values, weight, columns, first,
+                               memory_.out(rank, lane, row.token, routed.slot));
+          }
+        });
     if (reduced) {
       experts_.return_sums(shape, rows.size(), [&](size_t i) {
         const int rank = attention_ranks[static_cast<size_t>(rows[i].source)];

@@ -31,6 +31,12 @@ struct Shape {
   Wire wire;
   ScaleFormat scale_format = ScaleFormat::Fp32Per128;  // FP8 only
   ReturnMode return_mode = ReturnMode::Slot;
+
+  // Of a row of IN, without its scales.
+  MEGAMOE_HOST_DEVICE uint64_t row_bytes() const {
+    const int element = wire == Wire::FP8 ? 1 : wire == Wire::BF16 ? 2 : 4;
+    return static_cast<uint64_t>(hidden) * element;
+  }
 };
 
 constexpr uint64_t kLineBytes = 128;
@@ -74,10 +80,7 @@ struct Layout {
   MEGAMOE_HOST_DEVICE uint64_t done_of(int ffn_rank) const {
     return done.offset + kLineBytes * static_cast<uint64_t>(ffn_rank);
   }
-  MEGAMOE_HOST_DEVICE uint64_t row_bytes() const {
-    const int element = shape.wire == Wire::FP8 ? 1 : shape.wire == Wire::BF16 ? 2 : 4;
-    return static_cast<uint64_t>(shape.hidden) * element;
-  }
+  MEGAMOE_HOST_DEVICE uint64_t row_bytes() const { return shape.row_bytes(); }
   MEGAMOE_HOST_DEVICE uint64_t out_row_bytes() const {
     return static_cast<uint64_t>(shape.hidden) * (shape.wire == Wire::FP32 ? 4 : 2);
   }

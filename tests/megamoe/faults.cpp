@@ -32,15 +32,19 @@ constexpr int kNever = 1 << 30;
 
 struct Killed {};
 
+enum class Point { Wait, Store, WakeUp, WriteIn, ReadIn, WriteOut, ReadOut };
+
 // A rank's points are passed in the same order in every run: the start of a wait, and each use of a
-// buffer, store and wake-up. How often a wait looks is a matter of time and does not count.
+// row, store and wake-up. How often a wait looks is a matter of time and does not count.
 struct Life {
   int passed = 0;
   int dies_at = kNever;
+  Point last = Point::Wait;
   const void* last_word = nullptr;
 
-  void point(const void* word = nullptr) {
+  void point(Point kind, const void* word = nullptr) {
     if (word != nullptr && word == last_word) return;
+    last = kind;
     last_word = word;
     if (passed++ == dies_at) throw Killed{};
   }
@@ -48,34 +52,45 @@ struct Life {
 
 thread_local Life life;
 
-struct MortalTarget : megamoe::cpu::Target {
-  using Base = megamoe::cpu::Target;
-
-  static uint64_t load_acquire(const uint64_t& value) {
-    if (&value != abort_word) life.point(&value);
-    return Base::load_acquire(value);
-  }
-  static void store_release(uint64_t& value, uint64_t next) {
-    life.point();
-    Base::store_release(value, next);
-  }
-  static void wake_if_sleeping(megamoe::Word& word) {
-    life.point();
-    Base::wake_if_sleeping(word);
-  }
+struct MortalRows : megamoe::cpu::WireRows {
   static void encode_row(const Shape& shape, const float* x, std::byte* row, std::byte* scales) {
-    life.point();
-    Base::encode_row(shape, x, row, scales);
+    life.point(Point::WriteIn);
+    WireRows::encode_row(shape, x, row, scales);
+  }
+  static const float* decode_row(const Shape& shape, const megamoe::WireRow& row, float* room) {
+    life.point(Point::ReadIn);
+    return WireRows::decode_row(shape, row, room);
   }
   static void write_back(megamoe::Wire wire, const float* values, float weight, int columns,
                          int first, std::byte* row) {
-    life.point();
-    Base::write_back(wire, values, weight, columns, first, row);
+    life.point(Point::WriteOut);
+    WireRows::write_back(wire, values, weight, columns, first, row);
   }
   static void sum_rows(megamoe::Wire wire, const std::byte* const* rows, int count, int hidden,
                        float* out) {
-    life.point();
-    Base::sum_rows(wire, rows, count, hidden, out);
+    life.point(Point::ReadOut);
+    WireRows::sum_rows(wire, rows, count, hidden, out);
+  }
+};
+
+struct MortalTarget : megamoe::cpu::Target, MortalRows {
+  using Base = megamoe::cpu::Target;
+  using Experts = megamoe::cpu::ExpertsOver<MortalRows>;
+  using MortalRows::encode_row;
+  using MortalRows::sum_rows;
+  using MortalRows::write_back;
+
+  static uint64_t load_acquire(const uint64_t& value) {
+    if (&value != abort_word) life.point(Point::Wait, &value);
+    return Base::load_acquire(value);
+  }
+  static void store_release(uint64_t& value, uint64_t next) {
+    life.point(Point::Store);
+    Base::store_release(value, next);
+  }
+  static void wake_if_sleeping(megamoe::Word& word) {
+    life.point(Point::WakeUp);
+    Base::wake_if_sleeping(word);
   }
 
   static inline const uint64_t* abort_word = nullptr;
@@ -88,6 +103,7 @@ struct End {
   int culprit = -1;
   std::string text;
   int points = 0;
+  Point last = Point::Wait;
 };
 
 class Launch {
@@ -111,6 +127,7 @@ class Launch {
         life = Life{0, index == victim ? dies_at : kNever};
         ends[rank] = ended(index);
         ends[rank].points = life.passed;
+        ends[rank].last = life.last;
         if (ends[rank].how == Ended::Killed && raise_abort) domain_->raise_abort(victim);
       });
     }
@@ -216,19 +233,21 @@ int main(int argc, char** argv) {
   if (!abort && std::strcmp(argv[1], "deadline") != 0) return usage();
   const int every = std::atoi(argv[2]);
   const int offset = std::atoi(argv[3]);
-  const Shape shape{2, 2, 2, 2, 20, 2, 4, 2, megamoe::Wire::FP32};
+  const Shape shape{2, 2, 2, 2, 20, 2, 4, 2, megamoe::Wire::FP8};
   Random random(1);
   const Banks banks(random, shape);
   Lane lane{2, std::vector<float>(2 * 20, 0.5f), {1, 2, 3, 0}, {1, 1, 1, 1}};
   const uint64_t deadline_ns = abort ? kDeadline_ns : 300'000'000;
   const std::vector<End> whole = Launch(shape, banks, lane, kDeadline_ns).run(-1, kNever, false);
   int faults = 0;
+  int readers = 0;
   int waited = 0;
   for (int victim = 0; victim < static_cast<int>(whole.size()); ++victim) {
     const End& end = whole[static_cast<size_t>(victim)];
     if (end.how != Ended::Finished) return std::printf("%s\n", end.text.c_str()), 1;
     for (int point = offset; point < end.points; point += every, ++faults) {
       const auto ends = Launch(shape, banks, lane, deadline_ns).run(victim, point, abort);
+      readers += ends[static_cast<size_t>(victim)].last == Point::ReadIn;
       for (const End& other : ends)
         waited += other.how == Ended::Aborted || other.how == Ended::Deadline;
       if (all_well(ends, victim, abort)) continue;
@@ -238,6 +257,6 @@ int main(int argc, char** argv) {
       return 1;
     }
   }
-  std::printf("%d faults, %d waits ended by them\n", faults, waited);
+  std::printf("%d faults, %d where IN is read, %d waits ended by them\n", faults, readers, waited);
   return 0;
 }

@@ -16,7 +16,7 @@
 // does so once for every word, on which alone the waits are taken apart.
 //
 // VARIANT abort adds a process that raises the abort word at any moment. Others plant a bug, which
-// the check must find: no-second-look one-flag no-wake early-pub early-done.
+// the check must find: no-second-look one-flag no-wake early-pub early-done late-read.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -162,6 +162,7 @@ bool take_variant(const std::string& variant, Arguments& arguments) {
   if (variant == "no-wake") arguments.bug = Bug::NoWake;
   if (variant == "early-pub") arguments.bug = Bug::EarlyPub;
   if (variant == "early-done") arguments.bug = Bug::EarlyDone;
+  if (variant == "late-read") arguments.bug = Bug::LateRead;
   if (variant == "abort") arguments.aborts = true;
   if (variant == "atomic-waits") arguments.atomic_waits = true;
   if (variant == "each-word") arguments.atomic_waits = arguments.each_word = true;

@@ -24,7 +24,7 @@ using megamoe::Word;
 using megamoe::WordName;
 
 // What is wrong on purpose.
-enum class Bug { None, NoSecondLook, OneFlag, NoWake, EarlyPub, EarlyDone };
+enum class Bug { None, NoSecondLook, OneFlag, NoWake, EarlyPub, EarlyDone, LateRead };
 
 struct Checker {
   Explorer* explorer;
@@ -253,7 +253,8 @@ inline float published(uint64_t q, int lane, int rank) {
   return static_cast<float>(q * 16 + static_cast<uint64_t>(lane) * 4 + static_cast<uint64_t>(rank));
 }
 
-// One expert. Checks every row it pulls.
+// One expert. Rows stay in IN until they are computed, the latest moment at which any target reads
+// them; each is checked.
 class Target::Experts {
  public:
   Experts(int expert, int lanes) : expert_(expert), lanes_(lanes) {}
@@ -266,19 +267,21 @@ class Target::Experts {
     // Units follow each other as (step, layer, lane).
     const uint64_t q = unit_ / static_cast<uint64_t>(lanes_) + 1;
     const int lane = static_cast<int>(unit_ % static_cast<uint64_t>(lanes_));
+    if (checker->bug == Bug::LateRead && unit_ > 0) read(rows_[0]);  // still the last unit's
     for (size_t i = 0; i < count; ++i) {
-      rows_[i] = published(q, lane, static_cast<int>(i));
-      checker->explorer->reads(reinterpret_cast<const float*>(where(i).row), rows_[i],
-                               "IN was read before it was written, or written before it was read");
+      rows_[i] = {reinterpret_cast<const float*>(where(i).row),
+                  published(q, lane, static_cast<int>(i))};
     }
     ++unit_;
     checker->explorer->current().state.expected = unit_ / static_cast<uint64_t>(lanes_) + 1;
   }
 
   template <class Sink>
-  void compute(int, const megamoe::TileSchedule<Lists>& schedule, Sink&& sink) {
+  void compute(int, int, const megamoe::TileSchedule<Lists>& schedule, Sink&& sink) {
     for (size_t i = 0; i < schedule.copies().size(); ++i) {
-      const float value = computed(rows_[schedule.copies()[i].row], expert_);
+      const Row& row = rows_[schedule.copies()[i].row];
+      read(row);
+      const float value = computed(row.published, expert_);
       sink(static_cast<int>(i), &value, 0, 1);
     }
   }
@@ -290,11 +293,19 @@ class Target::Experts {
   void return_sums(const Shape&, size_t, Where&&) {}
 
  private:
+  struct Row {
+    const float* data;
+    float published;
+  };
+  static void read(const Row& row) {
+    checker->explorer->reads(row.data, row.published,
+                             "IN was read before it was written, or written before it was read");
+  }
   static constexpr int kMostRows = 4;
   int expert_;
   int lanes_;
   uint64_t unit_ = 0;
-  float rows_[kMostRows] = {};
+  Row rows_[kMostRows] = {};
 };
 
 }  // namespace model

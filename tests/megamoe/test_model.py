@@ -67,6 +67,7 @@ def test_larger_searches(program: Path, arguments: str) -> None:
     [
         ("2 2 2 2 3 atomic-waits early-pub", "IN was read before it was written"),
         ("2 2 2 2 3 atomic-waits early-done", "OUT was read before it was written"),
+        ("2 2 2 2 3 atomic-waits late-read", "IN was read before it was written"),
         ("2 2 2 2 3 each-word one-flag", "deadlock: nobody will wake rank 0"),
         ("1 1 1 1 2 no-second-look", "deadlock: nobody will wake rank 0"),
         ("1 1 1 1 2 no-wake", "deadlock: nobody will wake rank 0, rank 1"),

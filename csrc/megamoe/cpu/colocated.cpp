@@ -5,6 +5,7 @@
 #include <string>
 
 #include "megamoe/cpu/row_codec.h"
+#include "megamoe/cpu/rows_in_place.h"
 #include "megamoe/errors.h"
 #include "megamoe/layout.h"
 
@@ -53,23 +54,23 @@ void ColocatedExperts::forward(Pool& pool, int layer, const Batch& batch) {
     chunk.out += batch.out_stride * first;
     chunk.ids += int64_t{first} * batch.top_k;
     chunk.weights += int64_t{first} * batch.top_k;
-    forward_chunk(pool, layer, chunk);
+    const bool last = first + chunk.tokens == batch.tokens;
+    forward_chunk(pool, layer, last ? (layer + 1) % bank_.moe_layers() : layer, chunk);
   }
 }
 
-void ColocatedExperts::forward_chunk(Pool& pool, int layer, const Batch& batch) {
+void ColocatedExperts::forward_chunk(Pool& pool, int layer, int next_layer, const Batch& batch) {
   const int top_k = batch.top_k;
   const int hidden = bank_.hidden();
   schedule_.build({{batch.ids, batch.tokens, owned_index_.data()}}, top_k,
                   static_cast<int>(owned_index_.size()), bank_.owned());
-  rows_.clear();
-  for (const PulledRow& row : schedule_.rows()) {
-    rows_.push_back(batch.x + batch.x_stride * row.token);
-  }
   const auto slots = static_cast<size_t>(batch.tokens) * static_cast<size_t>(top_k);
   float* returned = returned_.reserve(slots * static_cast<size_t>(hidden));
   const RowCodec& codec = row_codec();
-  bank_.compute(pool, layer, schedule_, rows_.data(), scratch_,
+  const RowsInPlace rows(hidden, [&](int32_t i) {
+    return batch.x + batch.x_stride * schedule_.rows()[static_cast<size_t>(i)].token;
+  });
+  bank_.compute(pool, layer, next_layer, schedule_, rows, scratch_,
                 [&](int copy, const float* values, int first, int columns) {
                   const RoutedCopy& routed = schedule_.copies()[static_cast<size_t>(copy)];
                   const int token = schedule_.rows()[static_cast<size_t>(routed.row)].token;

@@ -34,14 +34,13 @@ class ColocatedExperts {
   void forward(Pool& pool, int layer, const Batch& batch);
 
  private:
-  void forward_chunk(Pool& pool, int layer, const Batch& batch);
+  void forward_chunk(Pool& pool, int layer, int next_layer, const Batch& batch);
   void check_ids(int layer, const Batch& batch) const;
 
   ExpertBank bank_;
   std::vector<int32_t> owned_index_;
   TileSchedule schedule_;
   ExpertScratch scratch_;
-  std::vector<const float*> rows_;
   GrowBuffer<float> returned_;
   std::atomic<bool> busy_{false};
 };

@@ -13,7 +13,7 @@ namespace {
 constexpr int kPanel = PackedMatrix::kPanel;
 static_assert(kPanel == 2 * kGateBlock, "a panel holds a block of gates and its ups");
 
-// Intermediate rows alive at once: they stay in cache, and memory does not grow with the step.
+// Rows alive at once: they stay in cache, and memory does not grow with the step.
 constexpr int kWaveRows = 512;
 
 void require(bool good, const std::string& sentence) {
@@ -152,8 +152,9 @@ size_t ExpertBank::wave_end(const std::vector<Tile>& tiles, size_t begin, int th
   return end;
 }
 
-ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, size_t begin,
-                                       size_t end, int threads, ExpertScratch& scratch) const {
+ExpertBank::Wave ExpertBank::make_wave(int layer, int next_layer, const TileSchedule& schedule,
+                                       size_t begin, size_t end, int threads,
+                                       ExpertScratch& scratch) const {
   const auto& tiles = schedule.tiles();
   const Tile& first = tiles[begin];
   const Tile& last = tiles[end - 1];
@@ -163,13 +164,14 @@ ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, 
                              Split(threads, 1, down_panels()).parts());
   // After a layer's last tile the next layer's first one is read, of the same expert most likely.
   const bool more = end < tiles.size();
-  const size_t next_layer = index(layer) + (more ? 0 : 1);
-  const std::byte* next = nullptr;
-  if (next_layer < layers_.size()) {
-    const int expert = more ? tiles[end].expert : tiles[0].expert;
-    next = layers_[next_layer].gate_up.panel(expert * gate_up_panels());
-  }
+  const int next_expert = more ? tiles[end].expert : tiles[0].expert;
+  const PackedMatrix& next_weight = gate_up(more ? layer : next_layer);
+  // Both matrices are of one type.
   const bool takes_pairs = layers_[index(layer)].down.takes_pairs();
+  const int tasks = gather_tasks(threads, copies);
+  const auto pairs_of = [&](GrowBuffer<uint32_t>& pairs, int cols) {
+    return takes_pairs ? pairs.reserve(index(copies) * PackedMatrix::pair_words(cols)) : nullptr;
+  };
   return {&layers_[index(layer)],
           &schedule,
           begin,
@@ -177,31 +179,25 @@ ExpertBank::Wave ExpertBank::make_wave(int layer, const TileSchedule& schedule, 
           threads,
           first.first,
           copies,
+          tasks,
+          takes_pairs ? nullptr : scratch.x.reserve(index(copies)),
+          scratch.room.reserve(index(takes_pairs ? tasks : copies) * room_floats()),
+          pairs_of(scratch.x_pairs, hidden_),
           scratch.act.reserve(index(copies) * index(width_)),
-          takes_pairs ? scratch.act_pairs.reserve(index(copies) * PackedMatrix::pair_words(width_))
-                      : nullptr,
+          pairs_of(scratch.act_pairs, width_),
           scratch.columns.reserve(index(parts) * index(copies) * kChunkColumns),
-          next};
+          next_weight.panel(next_expert * gate_up_panels())};
 }
 
-const uint32_t* ExpertBank::round_rows(Pool& pool, int layer, const TileSchedule& schedule,
-                                       const float* const* rows, ExpertScratch& scratch) const {
-  const int count = static_cast<int>(schedule.rows().size());
-  if (count == 0 || !layers_[index(layer)].gate_up.takes_pairs()) return nullptr;
-  const PackedMatrix& weight = layers_[index(layer)].gate_up;
-  const size_t stride = PackedMatrix::pair_words(hidden_);
-  uint32_t* pairs = scratch.row_pairs.reserve(index(count) * stride);
-  constexpr int kTaskRows = 16;
-  pool.parallel_for((count + kTaskRows - 1) / kTaskRows, [&](int task) {
-    const int end = std::min(count, (task + 1) * kTaskRows);
-    for (int row = task * kTaskRows; row < end; ++row) {
-      weight.round(rows[row], hidden_, pairs + index(row) * stride);
-    }
-  });
-  return pairs;
+int ExpertBank::gather_tasks(int threads, int32_t copies) const {
+  // Waking a thread costs as much as decoding some thousands of elements.
+  constexpr int64_t kTaskElements = 32 * 1024;
+  const int64_t wanted = int64_t{copies} * hidden_ / kTaskElements;
+  const int most = threads == 1 ? 1 : std::min(kTasksPerThread * threads, copies);
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
 }
 
-void ExpertBank::activate(Pool& pool, const Wave& wave, const Rows& rows) const {
+void ExpertBank::activate(Pool& pool, const Wave& wave) const {
   const Split split(wave.threads, wave.tiles, gate_up_panels());
   const RowCodec& codec = row_codec();
   pool.parallel_for(wave.tiles * split.parts(), [&](int task) {
@@ -210,7 +206,7 @@ void ExpertBank::activate(Pool& pool, const Wave& wave, const Rows& rows) const 
     const Tile& tile = wave.tile(t);
     for (int begin = split.begin(part), end; begin < split.end(part); begin = end) {
       end = std::min(begin + kChunkPanels, split.end(part));
-      gate_up_chunk(wave, t, part, begin, end, rows);
+      gate_up_chunk(wave, t, part, begin, end);
       const int first = begin * kGateBlock;
       const int columns = std::min(end * kGateBlock, width_) - first;
       for (size_t row = wave.row(tile); row < wave.row(tile) + index(tile.rows); ++row) {
@@ -225,10 +221,8 @@ void ExpertBank::activate(Pool& pool, const Wave& wave, const Rows& rows) const 
   });
 }
 
-void ExpertBank::gate_up_chunk(const Wave& wave, int t, int part, int begin, int end,
-                               const Rows& rows) const {
+void ExpertBank::gate_up_chunk(const Wave& wave, int t, int part, int begin, int end) const {
   const Tile& tile = wave.tile(t);
-  const auto& copies = wave.schedule->copies();
   const int base = tile.expert * gate_up_panels();
   const PackedMatrix& weight = wave.layer->gate_up;
   const std::byte* next = weight.panel(base + end);
@@ -236,34 +230,39 @@ void ExpertBank::gate_up_chunk(const Wave& wave, int t, int part, int begin, int
     next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * gate_up_panels())
                               : wave.layer->down.panel(wave.tile(0).expert * down_panels());
   }
-  const size_t stride = PackedMatrix::pair_words(hidden_);
-  TileRows tile_rows;
-  for (int r = 0; r < tile.rows; ++r) {
-    const int32_t row = copies[index(tile.first + r)].row;
-    // The GEMM counts columns from the matrix's first.
-    tile_rows.y[r] =
-        wave.part_columns(part, wave.row(tile) + index(r)) - int64_t{base + begin} * kPanel;
-    if (rows.pairs != nullptr) {
-      tile_rows.pairs[r] = rows.pairs + index(row) * stride;
-    } else {
-      tile_rows.x[r] = rows.values[row];
-    }
-  }
-  tile_rows.multiply(weight, tile.rows, rows.pairs != nullptr, base + begin, base + end, next);
-}
-
-void ExpertBank::down_chunk(const Wave& wave, int t, int part, int begin, int end) const {
-  const Tile& tile = wave.tile(t);
-  const int base = tile.expert * down_panels();
-  const PackedMatrix& weight = wave.layer->down;
-  const std::byte* next = weight.panel(base + end);
-  if (end == down_panels()) {
-    next = t + 1 < wave.tiles ? weight.panel(wave.tile(t + 1).expert * down_panels()) : wave.next;
-  }
   TileRows tile_rows;
   for (int r = 0; r < tile.rows; ++r) {
     const size_t row = wave.row(tile) + index(r);
+    // The GEMM counts columns from the matrix's first.
     tile_rows.y[r] = wave.part_columns(part, row) - int64_t{base + begin} * kPanel;
+    if (wave.x_pairs != nullptr) {
+      tile_rows.pairs[r] = wave.x_pairs + row * PackedMatrix::pair_words(hidden_);
+    } else {
+      tile_rows.x[r] = wave.x[row];
+    }
+  }
+  tile_rows.multiply(weight, tile.rows, wave.x_pairs != nullptr, base + begin, base + end, next);
+}
+
+const std::byte* ExpertBank::after_downs(const Wave& wave, const Split& split, int t, int part,
+                                         int end) const {
+  const auto panel = [&](int tile, int i) {
+    return wave.layer->down.panel(wave.tile(tile).expert * down_panels() + i);
+  };
+  if (end < split.end(part)) return panel(t, end);
+  return t + 1 < wave.tiles ? panel(t + 1, split.begin(part)) : wave.next;
+}
+
+void ExpertBank::down_chunk(const Wave& wave, int t, int part, int begin, int end,
+                            const std::byte* next) const {
+  const Tile& tile = wave.tile(t);
+  const int base = tile.expert * down_panels();
+  const PackedMatrix& weight = wave.layer->down;
+  TileRows tile_rows;
+  for (int r = 0; r < tile.rows; ++r) {
+    const size_t row = wave.row(tile) + index(r);
+    // A part takes its tiles one after the other, in the same place.
+    tile_rows.y[r] = wave.part_columns(part, index(r)) - int64_t{base + begin} * kPanel;
     if (wave.act_pairs != nullptr) {
       tile_rows.pairs[r] = wave.act_pairs + row * PackedMatrix::pair_words(width_);
     } else {

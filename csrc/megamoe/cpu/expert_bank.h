@@ -1,10 +1,13 @@
 // The experts one process holds, packed for the tile GEMM, and their computation.
 //
-//   phase 1   act[copy] = silu(gate) * up      from the pulled rows
-//   phase 2   down(act[copy])                  handed to a sink, column range by column range
+// Wave by wave, a wave being the tiles that are in cache at the same time:
 //
-// The first is split over (tile, columns), the second over columns, so that a single token keeps
-// every thread busy and a sink may add up the copies of a row in their order.
+//   gather    x[copy] = a pulled row, decoded, and rounded where the kernel takes bf16 pairs
+//   activate  act[copy] = silu(gate) * up
+//   project   down(act[copy])              handed to a sink, column range by column range
+//
+// The first is split over copies, the second over (tile, columns), the third over columns, so that
+// a single token keeps every thread busy and a sink may add up the copies of a row in their order.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +21,12 @@
 
 namespace megamoe::cpu {
 
-// Working memory of one computation at a time.
+// Working memory of one computation at a time: what Wave names.
 struct ExpertScratch {
+  GrowBuffer<const float*> x;
+  GrowBuffer<float> room;
+  GrowBuffer<uint32_t> x_pairs;
   GrowBuffer<float> act;
-  GrowBuffer<uint32_t> row_pairs;  // where the kernel takes bf16 pairs: rows, and act, rounded once
   GrowBuffer<uint32_t> act_pairs;
   GrowBuffer<float> columns;
 };
@@ -63,19 +68,26 @@ class ExpertBank {
   // id is outside.
   std::vector<int32_t> owned_index(int experts) const;
 
-  // Computes every copy of the schedule. rows[i] is the i-th pulled row [hidden]. For each copy
-  // and column range, calls sink(copy index, const float* values, first column, columns) with the
-  // unweighted outputs of columns [first, first + columns), on any thread of the pool. The calls
-  // for one column follow the order of the copies, one at a time.
-  template <class Sink>
-  void compute(Pool& pool, int layer, const TileSchedule& schedule, const float* const* rows,
-               ExpertScratch& scratch, Sink&& sink) const {
+  // Computes every copy of the schedule. `next_layer` is the one computed after it, whose beginning
+  // is fetched meanwhile, as far as one can tell which expert's that is.
+  //
+  // rows.read(i, room) returns the i-th pulled row [hidden],
+  // made in room [hidden] or where it lies; it is called once for each copy, in its wave, which
+  // uses what it returned. rows.prefetch(i) comes somewhat before.
+  //
+  // For each copy and column range, calls sink(copy index, const float* values, first column,
+  // columns) with the unweighted outputs of columns [first, first + columns). The calls for one
+  // column follow the order of the copies, one at a time. All these are called on any thread of
+  // the pool.
+  template <class Rows, class Sink>
+  void compute(Pool& pool, int layer, int next_layer, const TileSchedule& schedule,
+               const Rows& rows, ExpertScratch& scratch, Sink&& sink) const {
     const auto& tiles = schedule.tiles();
-    const Rows x{rows, round_rows(pool, layer, schedule, rows, scratch)};
     for (size_t begin = 0, end; begin < tiles.size(); begin = end) {
       end = wave_end(tiles, begin, pool.threads());
-      const Wave wave = make_wave(layer, schedule, begin, end, pool.threads(), scratch);
-      activate(pool, wave, x);
+      const Wave wave = make_wave(layer, next_layer, schedule, begin, end, pool.threads(), scratch);
+      gather(pool, wave, rows);
+      activate(pool, wave);
       project(pool, wave, sink);
     }
   }
@@ -95,13 +107,7 @@ class ExpertBank {
   void place(int layer, int expert, const Weight& gate, const Weight& up, const Weight& down,
              Put&& put);
 
-  // The pulled rows [hidden], and where the kernel takes pairs the same rounded, [pair_words].
-  struct Rows {
-    const float* const* values;
-    const uint32_t* pairs;
-  };
-
-  // Tiles whose activations live at the same time.
+  // Tiles whose rows and activations live at the same time.
   struct Wave {
     const Layer* layer;
     const TileSchedule* schedule;
@@ -110,6 +116,10 @@ class ExpertBank {
     int threads;
     int32_t first_copy;
     int32_t copies;
+    int gather_tasks;
+    const float** x;        // [copies]: each [hidden]; or null, where the kernel takes pairs
+    float* room;            // of one copy in turn for a task, or of all: […][room_floats]
+    uint32_t* x_pairs;      // [copies][pair_words], or null
     float* act;             // [copies][width]
     uint32_t* act_pairs;    // [copies][pair_words], or null
     float* columns;         // of a few panels, [parts][copies][kChunkColumns]
@@ -143,14 +153,36 @@ class ExpertBank {
   static constexpr size_t kChunkColumns = kChunkPanels * PackedMatrix::kPanel;
 
   static size_t wave_end(const std::vector<Tile>& tiles, size_t begin, int threads);
-  Wave make_wave(int layer, const TileSchedule& schedule, size_t begin, size_t end, int threads,
-                 ExpertScratch& scratch) const;
-  const uint32_t* round_rows(Pool& pool, int layer, const TileSchedule& schedule,
-                             const float* const* rows, ExpertScratch& scratch) const;
-  void activate(Pool& pool, const Wave& wave, const Rows& rows) const;
+  Wave make_wave(int layer, int next_layer, const TileSchedule& schedule, size_t begin, size_t end,
+                 int threads, ExpertScratch& scratch) const;
+  int gather_tasks(int threads, int32_t copies) const;
+  void activate(Pool& pool, const Wave& wave) const;
   // Columns of panels [begin, end) of a tile, into its part's.
-  void gate_up_chunk(const Wave& wave, int t, int part, int begin, int end, const Rows& rows) const;
-  void down_chunk(const Wave& wave, int t, int part, int begin, int end) const;
+  void gate_up_chunk(const Wave& wave, int t, int part, int begin, int end) const;
+  void down_chunk(const Wave& wave, int t, int part, int begin, int end,
+                  const std::byte* next) const;
+  // What a part reads after its tile t's downs up to `end`.
+  const std::byte* after_downs(const Wave& wave, const Split& split, int t, int part,
+                               int end) const;
+
+  template <class Rows>
+  void gather(Pool& pool, const Wave& wave, const Rows& rows) const {
+    const RoutedCopy* copies = wave.schedule->copies().data() + wave.first_copy;
+    pool.parallel_for(wave.gather_tasks, [&](int task) {
+      const int32_t end = wave.copies * (task + 1) / wave.gather_tasks;
+      for (int32_t i = wave.copies * task / wave.gather_tasks; i < end; ++i) {
+        if (i + 1 < end) rows.prefetch(copies[i + 1].row);
+        if (wave.x_pairs == nullptr) {
+          wave.x[i] = rows.read(copies[i].row, wave.room + index(i) * room_floats());
+        } else {
+          float* room = wave.room + index(task) * room_floats();
+          const float* values = rows.read(copies[i].row, room);
+          uint32_t* pairs = wave.x_pairs + index(i) * PackedMatrix::pair_words(hidden_);
+          wave.layer->gate_up.round(values, hidden_, pairs);
+        }
+      }
+    });
+  }
 
   template <class Sink>
   void project(Pool& pool, const Wave& wave, Sink&& sink) const {
@@ -160,12 +192,11 @@ class ExpertBank {
         const Tile& tile = wave.tile(t);
         for (int begin = split.begin(part), end; begin < split.end(part); begin = end) {
           end = std::min(begin + kChunkPanels, split.end(part));
-          down_chunk(wave, t, part, begin, end);
+          down_chunk(wave, t, part, begin, end, after_downs(wave, split, t, part, end));
           const int first = begin * PackedMatrix::kPanel;
           const int columns = std::min(end * PackedMatrix::kPanel, hidden_) - first;
           for (int32_t r = 0; r < tile.rows; ++r) {
-            sink(tile.first + r, wave.part_columns(part, wave.row(tile) + index(r)), first,
-                 columns);
+            sink(tile.first + r, wave.part_columns(part, index(r)), first, columns);
           }
         }
       }
@@ -173,6 +204,8 @@ class ExpertBank {
   }
 
   static size_t index(int32_t i) { return static_cast<size_t>(i); }
+  // An odd number of cache lines keeps the rows of a tile out of one another's cache sets.
+  size_t room_floats() const { return (index(hidden_) + 31) / 32 * 32 + 16; }
   int gate_up_panels() const {
     return (width_ + PackedMatrix::kPanel / 2 - 1) / (PackedMatrix::kPanel / 2);
   }

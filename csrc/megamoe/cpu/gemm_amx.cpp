@@ -273,16 +273,16 @@ int amx_block_rows(int cols) {
 template <class Tiles>
 void amx_bf16(const GemmCall& call) {
   round_blocks(call, amx_block_rows(call.cols),
-               [&](const uint32_t* const* x, float* const* y, int m) {
-                 AmxGemm<Tiles>(call, x, y, m).bf16();
+               [](const GemmCall& block, const uint32_t* const* x, float* const* y, int m) {
+                 AmxGemm<Tiles>(block, x, y, m).bf16();
                });
 }
 
 template <class Tiles>
 void amx_fp8(const GemmCall& call) {
   round_blocks(call, amx_block_rows(call.cols),
-               [&](const uint32_t* const* x, float* const* y, int m) {
-                 AmxGemm<Tiles>(call, x, y, m).fp8();
+               [](const GemmCall& block, const uint32_t* const* x, float* const* y, int m) {
+                 AmxGemm<Tiles>(block, x, y, m).fp8();
                });
 }
 

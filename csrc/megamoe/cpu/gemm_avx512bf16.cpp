@@ -59,15 +59,17 @@ int pair_block_rows(const GemmCall& call) {
 }
 
 void gemm_bf16_pairs(const GemmCall& call) {
-  round_blocks(call, pair_block_rows(call), [&](const uint32_t* const* x, float* const* y, int m) {
-    block_gemm<Bf16PairStep>(call, x, y, m, (call.cols + 1) / 2);
-  });
+  round_blocks(call, pair_block_rows(call),
+               [](const GemmCall& block, const uint32_t* const* x, float* const* y, int m) {
+                 block_gemm<Bf16PairStep>(block, x, y, m, (block.cols + 1) / 2);
+               });
 }
 
 void gemm_fp8_pairs(const GemmCall& call) {
-  round_blocks(call, pair_block_rows(call), [&](const uint32_t* const* x, float* const* y, int m) {
-    block_gemm<Fp8PairStep>(call, x, y, m, (call.cols + 1) / 2);
-  });
+  round_blocks(call, pair_block_rows(call),
+               [](const GemmCall& block, const uint32_t* const* x, float* const* y, int m) {
+                 block_gemm<Fp8PairStep>(block, x, y, m, (block.cols + 1) / 2);
+               });
 }
 
 }  // namespace

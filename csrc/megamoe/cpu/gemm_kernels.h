@@ -25,6 +25,13 @@ struct GemmCall {
   const float* scales = nullptr;  // of the sums of a panel's halves
 };
 
+// The call for a block of m of its rows: before the last one the same panels come again.
+inline GemmCall block_call(const GemmCall& call, int first, int m) {
+  GemmCall block = call;
+  if (first + m < call.m) block.next = call.first_panel;
+  return block;
+}
+
 // An FP8 panel: scales [blocks of columns][2], padded to a cache line, then the codes, which lie as
 // the bf16 that they become; for fp8_pairs in the order that fp8_pair_position gives.
 constexpr size_t fp8_head_bytes(int scale_blocks) {

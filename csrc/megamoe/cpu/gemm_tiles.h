@@ -76,17 +76,26 @@ inline void write_panel(const simd::f32 (&sums)[MR][NP][2], int p, int half, int
   }
 }
 
-// What to bring into the second-level cache meanwhile, a line a step.
+// How far ahead a panel is fetched from where it is read.
+inline constexpr size_t kNearBytes = 4096;
+
+// What to bring into the second-level cache meanwhile, so many bytes a step.
 struct Ahead {
   const std::byte* first;
   size_t step;
 };
 
+// The beginning of `next`, if known, spread over so many steps. Where memory is the limit more
+// would only delay what is read now.
+inline Ahead beginning(const std::byte* next, int steps, const std::byte* otherwise) {
+  if (next == nullptr) return {otherwise, 0};
+  return {next, (kNearBytes - 1) / static_cast<size_t>(steps) + 1};
+}
+
 // MR rows by NP panels; every sum is one chain over ascending k, or over a block of it.
 template <class Step, int MR, int NP>
 inline void tile(const GemmCall& call, const typename Step::Activation* const* x, float* const* y,
                  int panel, int half, int steps, Ahead ahead) {
-  constexpr size_t kNearBytes = 4096;
   const typename Step::Activation* rows[MR];
 #pragma GCC unroll 64
   for (int r = 0; r < MR; ++r) rows[r] = x[r] + call.first_k;
@@ -147,31 +156,38 @@ inline void tile(const GemmCall& call, const typename Step::Activation* const* x
 // Rows of a register tile: two vectors a row, two for the weights, one for the activation.
 inline constexpr int kTileRows = simd::kLanes == 16 ? 12 : 6;
 
+// `last` is what to look ahead to while the last panels are read for the last time.
 template <class Step, int MR>
 inline void row_tile(const GemmCall& call, const typename Step::Activation* const* x,
-                     float* const* y, int steps, int panel_begin, int panel_end, Ahead ahead) {
+                     float* const* y, int steps, int panel_begin, int panel_end, Ahead ahead,
+                     Ahead last) {
   // Few rows have few chains: several panels at a time hide the latency of the multiply-add.
   constexpr int kPanels = MR == 1 ? 4 : MR <= Step::kPairedRows ? 2 : 1;
   for (int half = 0; half < 16; half += simd::kLanes) {
+    const int last_end = half + simd::kLanes < 16 ? -1 : panel_end;
     int panel = panel_begin;
     if constexpr (kPanels > 1) {
       for (; panel + kPanels <= panel_end; panel += kPanels) {
-        tile<Step, MR, kPanels>(call, x, y, panel, half, steps, ahead);
+        tile<Step, MR, kPanels>(call, x, y, panel, half, steps,
+                                panel + kPanels == last_end ? last : ahead);
       }
     }
-    for (; panel < panel_end; ++panel) tile<Step, MR, 1>(call, x, y, panel, half, steps, ahead);
+    for (; panel < panel_end; ++panel) {
+      tile<Step, MR, 1>(call, x, y, panel, half, steps, panel + 1 == last_end ? last : ahead);
+    }
   }
 }
 
 template <class Step, int MR = kTileRows>
 inline void row_tile_of(int mr, const GemmCall& call, const typename Step::Activation* const* x,
-                        float* const* y, int steps, int panel_begin, int panel_end, Ahead ahead) {
+                        float* const* y, int steps, int panel_begin, int panel_end, Ahead ahead,
+                        Ahead last) {
   if constexpr (MR > 1) {
     if (mr < MR) {
-      return row_tile_of<Step, MR - 1>(mr, call, x, y, steps, panel_begin, panel_end, ahead);
+      return row_tile_of<Step, MR - 1>(mr, call, x, y, steps, panel_begin, panel_end, ahead, last);
     }
   }
-  row_tile<Step, MR>(call, x, y, steps, panel_begin, panel_end, ahead);
+  row_tile<Step, MR>(call, x, y, steps, panel_begin, panel_end, ahead, last);
 }
 
 // A block of rows whose activations stay in the second-level cache while panels stream by.
@@ -182,7 +198,7 @@ void block_gemm(const GemmCall& call, const typename Step::Activation* const* x,
   if (tiles == 1) {
     // Memory is the limit: the tile's own reads keep it busy.
     return row_tile_of<Step>(m, call, x, y, steps, call.panel_begin, call.panel_end,
-                             {call.first_panel, 0});
+                             {call.first_panel, 0}, beginning(call.next, steps, call.first_panel));
   }
   for (int panel = call.panel_begin; panel < call.panel_end; ++panel) {
     const std::byte* here = call.first_panel + call.panel_bytes * (panel - call.panel_begin);
@@ -195,9 +211,19 @@ void block_gemm(const GemmCall& call, const typename Step::Activation* const* x,
       if (next != nullptr && static_cast<size_t>(steps) * 64 * t < call.panel_bytes) {
         ahead = {next + static_cast<size_t>(steps) * 64 * t, 64};
       }
-      row_tile_of<Step>(last - first, call, x + first, y + first, steps, panel, panel + 1, ahead);
+      row_tile_of<Step>(last - first, call, x + first, y + first, steps, panel, panel + 1, ahead,
+                        ahead);
     }
   }
+}
+
+// What the first tile of an FP8 panel's rows looks ahead to, at the panel's first step.
+inline Ahead fp8_ahead(const GemmCall& call, bool more, const std::byte* panel, int tiles,
+                       int steps) {
+  const std::byte* next = more ? panel + call.panel_bytes : call.next;
+  if (tiles == 1) return beginning(more ? nullptr : next, steps, panel);
+  if (next == nullptr) return {panel, 0};
+  return {next, call.panel_bytes / static_cast<size_t>(steps)};
 }
 
 // The same for FP8 panels: a block of columns at a time becomes bf16 in the first-level cache, once
@@ -215,6 +241,9 @@ void block_gemm_fp8(const GemmCall& call, const typename Step::Activation* const
   for (int panel = call.panel_begin; panel < call.panel_end; ++panel) {
     const std::byte* data = call.first_panel + call.panel_bytes * (panel - call.panel_begin);
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(data + call.head_bytes);
+    const Ahead nothing{data, 0};
+    const Ahead panel_ahead =
+        fp8_ahead(call, panel + 1 < call.panel_end, data, tiles, depth / Step::kDepth);
     block.scales = reinterpret_cast<const float*>(data);
     block.panel_begin = panel;
     block.accumulate = call.accumulate;
@@ -222,11 +251,13 @@ void block_gemm_fp8(const GemmCall& call, const typename Step::Activation* const
       const int cols = depth - k < kBlock ? depth - k : kBlock;
       decode(codes + k * 32, cols * 32, words);
       block.first_k = k / Step::kDepth;
-      for (int t = 0; t < tiles; ++t) {
+      Ahead ahead{panel_ahead.first + panel_ahead.step * static_cast<size_t>(block.first_k),
+                  panel_ahead.step};
+      for (int t = 0; t < tiles; ++t, ahead = nothing) {
         const int first = static_cast<int>(static_cast<int64_t>(m) * t / tiles);
         const int last = static_cast<int>(static_cast<int64_t>(m) * (t + 1) / tiles);
         row_tile_of<Step>(last - first, block, x + first, y + first, cols / Step::kDepth, panel,
-                          panel + 1, {data, 0});
+                          panel + 1, ahead, ahead);
       }
       block.accumulate = true;
       block.scales += 2;
@@ -245,7 +276,7 @@ void gemm(const GemmCall& call) {
   const int block = block_rows(call.cols, sizeof(float));
   for (int first = 0; first < call.m; first += block) {
     const int m = call.m - first < block ? call.m - first : block;
-    block_gemm<Step>(call, call.x + first, call.y + first, m, call.cols);
+    block_gemm<Step>(block_call(call, first, m), call.x + first, call.y + first, m, call.cols);
   }
 }
 
@@ -254,7 +285,7 @@ void gemm_fp8(const GemmCall& call) {
   const int block = block_rows(call.cols, sizeof(float));
   for (int first = 0; first < call.m; first += block) {
     const int m = call.m - first < block ? call.m - first : block;
-    block_gemm_fp8<Bf16Step>(call, call.x + first, call.y + first, m, decode);
+    block_gemm_fp8<Bf16Step>(block_call(call, first, m), call.x + first, call.y + first, m, decode);
   }
 }
 

@@ -21,13 +21,13 @@ void round_row(const float* x, int cols, uint32_t* pairs) {
   }
 }
 
-// Calls compute(rounded rows, their y, how many) for blocks of at most `block` rows.
+// Calls compute(call, rounded rows, their y, how many) for blocks of at most `block` rows.
 template <class Compute>
 void round_blocks(const GemmCall& call, int block, Compute compute) {
   if (call.pairs != nullptr) {
     for (int first = 0; first < call.m; first += block) {
       const int m = call.m - first < block ? call.m - first : block;
-      compute(call.pairs + first, call.y + first, m);
+      compute(block_call(call, first, m), call.pairs + first, call.y + first, m);
     }
     return;
   }
@@ -41,7 +41,7 @@ void round_blocks(const GemmCall& call, int block, Compute compute) {
       round_row(call.x[first + r], call.cols, pairs.get() + stride * r);
       x[r] = pairs.get() + stride * r;
     }
-    compute(x.get(), call.y + first, m);
+    compute(block_call(call, first, m), x.get(), call.y + first, m);
   }
 }
 

@@ -83,7 +83,7 @@ class Experts {
   // Calls sink(copy, value, column, 1) for each output element; all of a column on one thread, in
   // the order of copies.
   template <class Sink>
-  MEGAMOE_ROLE void compute(int layer, const Schedule& schedule, Sink&& sink) {
+  MEGAMOE_ROLE void compute(int layer, int /*next_layer*/, const Schedule& schedule, Sink&& sink) {
     for (const Tile& tile : schedule.tiles()) {
       activate(layer, tile, schedule);
       Target::sync();
