@@ -28,7 +28,7 @@ from afd_sched.flight import StepOrderError as StepOrderError
 from afd_sched.ints import pack_int32
 from afd_sched.messages import FfnStep, SamplingParams, StepPlan
 from afd_sched.policy import SchedulePolicy
-from afd_sched.prefill import Deal, PrefillManager
+from afd_sched.prefill import PrefillManager
 from afd_sched.req import FinishReason, Req, RequestRefused
 from afd_sched.residents import Residents
 from afd_sched.stops import StopTokens
@@ -199,7 +199,9 @@ class Scheduler:
         if not ranks:
             return None
         deal = self._prefill.deal(sitting_out)
-        planned, rows = self._lay_out(ranks, deal, sitting_out)
+        extended = np.array(deal.slots, np.int64), np.array(deal.counts, np.int32)
+        done = np.array(deal.done, np.int64)
+        planned, rows = self._lay_out(ranks, extended, done, sitting_out)
         self._next_step += 1
         self._in_flight.append(planned)
         step, lanes = planned.step, min(self._config.num_lanes, rows)
@@ -209,7 +211,7 @@ class Scheduler:
         return StepBundle(
             step=step,
             lanes=lanes,
-            plans=self._deltas.plans(step, lanes, ranks, deal.chunks, grown),
+            plans=self._deltas.plans(step, lanes, ranks, extended, grown),
             ffn=ffn,
             extend_tokens=sum(deal.counts),
         )
@@ -267,23 +269,23 @@ class Scheduler:
             self.retractions += 1
             self._retire(np.array([req.slot]))
 
-    def _lay_out(self, ranks: list[int], deal: Deal, sitting_out: set[int]) -> tuple[Planned, int]:
+    def _lay_out(
+        self, ranks: list[int], extended: tuple[I64, I32], done: I64, sitting_out: set[int]
+    ) -> tuple[Planned, int]:
         """Advances every slot that gets rows; the step, and the most rows of a rank."""
         running, order = self._running, self._running.order
-        done = np.array(deal.done, np.int64)
         rows = running.decoding.copy()
         counts = running.decoding.copy()
-        if not deal.slots and not sitting_out:
+        if not len(extended[0]) and not sitting_out:
             running.fed += running.advance
         else:
             rows[list(sitting_out)] = 0
             samples = running.advance.copy()
             samples.reshape(-1, self._slots)[list(sitting_out)] = 0
             running.fed += samples
-            for rank, chunks in deal.chunks.items():
-                rows[rank] += chunks.rows
+            np.add.at(rows, extended[0] // self._slots, extended[1])
             counts += np.bincount(done // self._slots, minlength=len(counts))
-            running.extend(np.array(deal.slots, np.int64), np.array(deal.counts, np.int32), done)
+            running.extend(*extended, done)
             samples[done] = 1
             if counts[ranks].sum() < len(order.slots):
                 order = order.only(np.flatnonzero(samples[order.slots]))

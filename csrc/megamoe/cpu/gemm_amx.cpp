@@ -168,6 +168,7 @@ class AmxGemm {
   }
 
  private:
+  // Estimated from the latency of memory: it could be measured on no machine.
   static constexpr int kNearSteps = 4;
 
   const std::byte* panel_data(int panel) const {
