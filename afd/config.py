@@ -44,6 +44,14 @@ class WireType(Enum):
     FP32 = "fp32"
 
 
+class WireScales(Enum):
+    """Block scales of the FP8 wire: their format, and the elements that share one."""
+
+    FP32_128 = "fp32-128"
+    UE8M0_128 = "ue8m0-128"
+    UE8M0_32 = "ue8m0-32"
+
+
 class ReturnMode(Enum):
     """What comes back from the experts: a row per top-k slot, or one per token and FFN rank."""
 
@@ -89,6 +97,7 @@ class BoundaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_lanes: int
     max_lane_tokens: int
     deadline_ms: int
+    wire_scales: WireScales = WireScales.FP32_128
     return_mode: ReturnMode = ReturnMode.SLOT
 
 
@@ -142,6 +151,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers_per_node: int = 1
     num_lanes: int = 2
     wire: WireType = WireType.FP8
+    wire_scales: WireScales = WireScales.FP32_128
     return_mode: ReturnMode = ReturnMode.SLOT
     dtype: DtypeChoice = DtypeChoice.AUTO
     max_running_requests: int = 64

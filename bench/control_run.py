@@ -137,10 +137,10 @@ class Run:
             ids = pack_int32(self._random.integers(2, 150_000, tokens, np.int32))
             sampling = SamplingParams(max_new_tokens=self._new_tokens(first))
             rejected = self._clock.timed(
-                "arrive", list, self._loop.generate(Generate(self._uid, ids, sampling))
+                "arrive", self._loop.generate, Generate(self._uid, ids, sampling)
             )
             self._uid += 1
-            if rejected:
+            if rejected is not None:
                 sys.exit(f"rejected: {rejected}")
 
     def _new_tokens(self, first: bool) -> int:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from afd import _megamoe as ops
-from afd._megamoe import AttentionSide, Domain, FfnSide, Layout, Pool, Wire
+from afd._megamoe import AttentionSide, Domain, FfnSide, Layout, Pool, ScaleFormat, Wire
 from afd.boundary.colocated import ColocatedPort
 from afd.boundary.experts import load_experts, make_experts
 from afd.boundary.megamoe import MegamoeFfnPort
 from afd.boundary.ownership import balanced_owners, owned_by
 from afd.boundary.ports import AttentionPort
 from afd.checkpoint import Checkpoint
-from afd.config import BoundaryConfig, ReturnMode, Topology, WireType, WorkerConfig
+from afd.config import BoundaryConfig, ReturnMode, Topology, WireScales, WireType, WorkerConfig
 from afd.models.config import ModelConfig
 from afd.models.family import Family
 
 _WIRES = {WireType.FP8: Wire.FP8, WireType.BF16: Wire.BF16, WireType.FP32: Wire.FP32}
+_SCALES = {
+    WireScales.FP32_128: ScaleFormat.FP32_PER_128,
+    WireScales.UE8M0_128: ScaleFormat.UE8M0_PER_128,
+    WireScales.UE8M0_32: ScaleFormat.UE8M0_PER_32,
+}
 _RETURNS = {
     ReturnMode.SLOT: ops.ReturnMode.SLOT,
     ReturnMode.REDUCED: ops.ReturnMode.REDUCED,
@@ -33,6 +38,7 @@ def boundary_layout(model: ModelConfig, boundary: BoundaryConfig, topology: Topo
         experts=model.experts,
         moe_layers=len(model.moe_layers),
         wire=_WIRES[boundary.wire],
+        scale_format=_SCALES[boundary.wire_scales],
         return_mode=_RETURNS[boundary.return_mode],
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afd import __version__
-from afd.config import DtypeChoice, EngineConfig, ReturnMode, WireType
+from afd.config import DtypeChoice, EngineConfig, ReturnMode, WireScales, WireType
 from afd.errors import ConfigError
 from afd.llm import engine_config
 from afd_sched.policy import SchedulePolicy
@@ -40,6 +40,11 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine").add_argument
     add("--num-lanes", type=int, help="microbatches in flight, 1 to 4 (default 2)")
     add("--wire", choices=[w.value for w in WireType], help="boundary format (default fp8)")
+    add(
+        "--wire-scales",
+        choices=[s.value for s in WireScales],
+        help="scales of the fp8 wire: their format, and the elements of a block (default fp32-128)",
+    )
     add(
         "--return-mode",
         choices=[r.value for r in ReturnMode],

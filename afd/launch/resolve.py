@@ -15,6 +15,8 @@ from afd.config import (
     DtypeChoice,
     EngineConfig,
     Topology,
+    WireScales,
+    WireType,
 )
 from afd.errors import ConfigError
 from afd.launch.feasible import check_memory, missing_here
@@ -51,7 +53,7 @@ def cache_dir(config: EngineConfig) -> Path:
 
 
 def check_numbers(config: EngineConfig) -> None:
-    """Raises ConfigError for a number that no launch could use."""
+    """Raises ConfigError for what no launch could use, whatever the model."""
     least = {
         "workers_per_node": 1,
         "m": 1,
@@ -73,6 +75,11 @@ def check_numbers(config: EngineConfig) -> None:
     if not 0.0 < config.mem_fraction_static <= 1.0:
         raise ConfigError(
             f"--mem-fraction-static must be in (0, 1], not {config.mem_fraction_static}"
+        )
+    if config.wire is not WireType.FP8 and config.wire_scales is not WireScales.FP32_128:
+        raise ConfigError(
+            f"--wire-scales {config.wire_scales.value} is for --wire fp8; "
+            f"the {config.wire.value} wire has no scales"
         )
     for name in ("start_timeout_s", "step_timeout_s"):
         if not getattr(config, name) > 0:
@@ -165,6 +172,7 @@ def resolve(config: EngineConfig, progress: Progress | None = None) -> ResolvedC
         topology=topology,
         boundary=BoundaryConfig(
             wire=config.wire,
+            wire_scales=config.wire_scales,
             num_lanes=config.num_lanes,
             max_lane_tokens=-(-max_rows // config.num_lanes),
             deadline_ms=int(config.step_timeout_s * 1000),

@@ -85,8 +85,11 @@ MEGAMOE_HD uint8_t ue8m0_encode(float scale) {
   return static_cast<uint8_t>(normal > 254u ? 254u : normal);
 }
 
+// 2^(exponent - 127), which is subnormal for 0; 255 is NaN.
 MEGAMOE_HD float ue8m0_decode(uint8_t exponent) {
-  return float_of(static_cast<uint32_t>(exponent) << 23);
+  const uint32_t wide = exponent;
+  if (wide == 0u) return float_of(1u << 22);
+  return float_of(wide == 255u ? 0x7fc00000u : wide << 23);
 }
 
 MEGAMOE_HOST_DEVICE constexpr int scale_block(ScaleFormat format) {

@@ -86,9 +86,11 @@ class Admission:
 
     def _check_queue(self) -> None:
         most = self._limits.queued_requests
+        if most is None:
+            return
         # A request for which there is a free slot does not wait in earnest.
         waiting = len(self.queue) - self._residents.table.all_free
-        if most is not None and waiting >= most:
+        if waiting >= most:
             raise RequestRefused(
                 f"the queue is full: {waiting} requests wait for a slot already and "
                 f"--max-queued-requests is {most}; try again later"
@@ -99,10 +101,10 @@ class Admission:
         others back, so that none starves."""
         residents = self._residents
         placement = Placement(residents)
-        entered: list[int] = []
+        entered: list[Req] = []
         for req in in_order(self._limits.policy, self.queue, residents, now):
-            count = req.count
             path = residents.match(req.tokens)
+            count = req.count
             chosen = placement.choose(count, path)
             if chosen is None:
                 break
@@ -110,31 +112,38 @@ class Admission:
             path = path[:nodes]
             cached = residents.enter(req, rank, path)
             placement.take(rank, residents.cache.pages_for(count) - cached, path)
-            entered.append(req.slot)
-            self.queue.remove(req)
-            self._announce(req, count, cached * self._page_size)
+            req.remaining = count - cached * self._page_size
+            entered.append(req)
         if entered:
+            self.queue.remove(entered)
             residents.settle(entered, now)
+            self._announce(entered)
         elif residents.untidy:
             # What requests that have left still hold may be what is missing.
             residents.tidy(now)
             self.admit(now)
 
-    def _announce(self, req: Req, count: int, cached: int) -> None:
-        sampling, slot = req.sampling, req.slot
-        self._prefill.add(req, count - cached)
-        if sampling.stop_token_ids:
-            self._stops.watch(slot, sampling.stop_token_ids)
-        self.prompt_tokens += count
-        self.cached_tokens += cached
-        admit = Admit(
-            slot % self._slots,
-            req.uid,
-            req.tokens,
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-            sampling.seed,
-            cached,
-        )
-        self._deltas.admit(slot, admit)
+    def _announce(self, entered: list[Req]) -> None:
+        slots = self._slots
+        admits: list[Admit] = []
+        for req in entered:
+            sampling = req.sampling
+            if sampling.stop_token_ids:
+                self._stops.watch(req.slot, sampling.stop_token_ids)
+            admits.append(
+                Admit(
+                    req.slot % slots,
+                    req.uid,
+                    req.tokens,
+                    sampling.temperature,
+                    sampling.top_p,
+                    sampling.top_k,
+                    sampling.seed,
+                    req.count - req.remaining,
+                )
+            )
+        tokens = sum([req.count for req in entered])
+        self.prompt_tokens += tokens
+        self.cached_tokens += tokens - sum([req.remaining for req in entered])
+        self._prefill.add(entered)
+        self._deltas.admit(entered, admits)

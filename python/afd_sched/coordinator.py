@@ -186,8 +186,8 @@ class Coordinator:
             case RankLost():
                 raise _Over(Failed(message.rank, message.reason))
             case Generate() if self._loop is not None:
-                for rank, answer in self._loop.generate(message):
-                    self._send(rank, answer)
+                if (rejected := self._loop.generate(message)) is not None:
+                    self._link.send(FRONTEND, rejected)
             case Abort() if self._loop is not None:
                 self._loop.abort(message)
             case GetStats() if self._loop is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from afd_sched.cache import CacheManager
 from afd_sched.ints import pack_few_int32, pack_int32
 from afd_sched.messages import Admit, StepPlan
-from afd_sched.prefill import Chunks
+from afd_sched.req import Req
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -23,9 +25,15 @@ class PlanDeltas:
         self._retired: dict[int, list[int]] = {}
         self._admitted: dict[int, dict[int, Admit]] = {}
 
-    def admit(self, slot: int, admit: Admit) -> None:
-        """A slot enters, with whatever pages it holds when that is told."""
-        self._admitted.setdefault(slot // self._slots, {})[slot] = admit
+    def admit(self, entered: Sequence[Req], admits: Sequence[Admit]) -> None:
+        """Requests enter slots, with whatever pages these hold when that is told."""
+        admitted, slots = self._admitted, self._slots
+        for req, admit in zip(entered, admits, strict=True):
+            of_rank = admitted.get(rank := req.slot // slots)
+            if of_rank is None:
+                admitted[rank] = {req.slot: admit}
+            else:
+                of_rank[req.slot] = admit
 
     def retire(self, slots: list[int]) -> None:
         """Slots leave; of one that was never announced nothing is said at all."""
@@ -46,24 +54,26 @@ class PlanDeltas:
         step: int,
         lanes: int,
         ranks: list[int],
-        chunks: dict[int, Chunks],
+        extended: tuple[I64, I32],
         grown: tuple[I64, I32],
     ) -> dict[int, StepPlan]:
-        """The plan of each of ``ranks``, which share one object where nothing changed. ``grown``:
-        slots that got a page in this step, and the pages."""
+        """The plan of each of ``ranks``, which share one object where nothing changed.
+        ``extended``: slots that run prompt tokens, and how many; ``grown``: slots that got a page
+        in this step, and the pages. Both in order of rank."""
         plans = dict.fromkeys(ranks, StepPlan(step=step, lanes=lanes))
         # Mostly all of them, but for ranks that have nothing to run.
         retired = {r: self._retired.pop(r) for r in [*self._retired] if r in plans}
         admitted = {r: self._admitted.pop(r) for r in [*self._admitted] if r in plans}
         pages = self._pages([slot for slots in admitted.values() for slot in slots], *grown)
-        for rank in {**pages, **retired, **admitted, **chunks}:
+        extend = self._by_rank(*extended)
+        for rank in {**pages, **retired, **admitted, **extend}:
             plans[rank] = StepPlan(
                 step,
                 lanes,
                 pack_few_int32(retired[rank]) if rank in retired else b"",
                 tuple(admitted[rank].values()) if rank in admitted else (),
                 pages.get(rank, b""),
-                pack_few_int32(chunks[rank].pairs) if rank in chunks else b"",
+                extend.get(rank, b""),
             )
         return plans
 
@@ -76,16 +86,16 @@ class PlanDeltas:
             slots, pages = slots[by_rank], pages[by_rank]
         return self._by_rank(slots, pages)
 
-    def _by_rank(self, slots: I64, pages: I32) -> dict[int, bytes]:
-        """Pairs of (slot, page) as bytes; slots in ascending order of rank."""
+    def _by_rank(self, slots: I64, values: I32) -> dict[int, bytes]:
+        """Pairs of (slot, value) as bytes; slots in ascending order of rank."""
         if not len(slots):
             return {}
         ranks = slots // self._slots
         pairs = np.empty((len(slots), 2), np.int32)
         pairs[:, 0] = slots - ranks * self._slots
-        pairs[:, 1] = pages
+        pairs[:, 1] = values
         data = pack_int32(pairs)
-        starts = np.flatnonzero(np.diff(ranks, prepend=-1))
-        bounds = [8 * at for at in (*starts.tolist(), len(slots))]
-        present = ranks[starts].tolist()
-        return {r: data[bounds[i] : bounds[i + 1]] for i, r in enumerate(present)}
+        counts = np.bincount(ranks)
+        ends = 8 * np.cumsum(counts)
+        parts = zip((ends - 8 * counts).tolist(), ends.tolist(), strict=True)
+        return {rank: data[first:end] for rank, (first, end) in enumerate(parts) if first < end}

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afd_sched.decode import RowOrder
+from afd_sched.ints import unpack_int32
+from afd_sched.req import TOKEN_BYTES
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
-_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class StepOrderError(Exception):
@@ -61,7 +62,7 @@ class Planned:
             self.prompts[self.prompts // slots_per_rank != rank],
         )
 
-    def collect(self, results: dict[int, I32]) -> I32:
+    def collect(self, results: dict[int, bytes]) -> I32:
         """The ranks' tokens end to end, in the order of ``rows``; raises StepOrderError if they
         are not of the ranks that the step runs on, BadResult if a rank's are too few or many."""
         if results.keys() != set(self.ranks):
@@ -69,12 +70,12 @@ class Planned:
                 f"step {self.step} ran on ranks {self.ranks}, results came from {sorted(results)}"
             )
         columns = [results[rank] for rank in self.ranks]
-        lengths = [len(column) for column in columns]
-        if lengths != self.counts:
-            at = next(i for i, n in enumerate(lengths) if n != self.counts[i])
+        sizes = [len(column) for column in columns]
+        if sizes != [TOKEN_BYTES * count for count in self.counts]:
+            at = next(i for i, n in enumerate(self.counts) if sizes[i] != TOKEN_BYTES * n)
             raise BadResult(
                 self.ranks[at],
-                f"step {self.step}: rank {self.ranks[at]} returned {lengths[at]} tokens, "
-                f"{self.counts[at]} were planned",
+                f"step {self.step}: rank {self.ranks[at]} returned {sizes[at] / TOKEN_BYTES:g} "
+                f"tokens, {self.counts[at]} were planned",
             )
-        return np.concatenate([_NO_TOKENS, *columns])
+        return unpack_int32(b"".join(columns))

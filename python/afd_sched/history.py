@@ -29,9 +29,10 @@ class TokenHistory:
         """Each slot's last page is ``pages``, the ``index``-th it holds."""
         self._base[slots] = (self._first_page[slots] + pages - index) * self._page_size
 
-    def cells(self, slots: I64, positions: I32) -> I64:
-        """Cells of rows at ``positions``, which lie on each slot's last page."""
-        cells: I64 = self._base[slots] + positions
+    def cells(self, slots: I64, ends: I32) -> I64:
+        """The cells of some slots' last rows, which lie on their last pages; ``ends`` [all slots]:
+        rows of every slot."""
+        cells: I64 = (self._base + ends)[slots] - 1
         return cells
 
     def write(self, cells: I64, tokens: I32) -> None:

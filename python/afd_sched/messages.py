@@ -86,7 +86,7 @@ class Started(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """New tokens of one committed step, in uid order.
+    """New tokens of one committed step.
 
     ``uids`` int64, ``tokens`` int32, ``finished`` int8 (see FinishReason): one entry per token.
     """

@@ -4,6 +4,7 @@ to do; otherwise where the load is least."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final
 
@@ -32,13 +33,17 @@ class Placement:
         self._running: list[int] = residents.running.count.tolist()
         # Free, less what admissions of this plan have been promised.
         self._free: list[int] = residents.cache.free.tolist()
+        slots = self._table.free_slots()
+        room = residents.cache.free + self._evictable
         # A page of growth for each running request, so that a new one pushes none out at once.
-        self._spare = [0] * len(self._free)
-        self._load = np.zeros(len(self._free))
-        for rank in range(len(self._free)):
-            self._refresh(rank)
+        self._spare: list[int] = (room - residents.running.count).tolist()
+        load = 2 - np.array(slots) / self._slots - room / residents.cache.pages
+        self._load: list[float] = np.where(slots, load, inf).tolist()
+        # (load, rank) of every rank, and of loads that are no longer true.
+        self._lightest = [(load, rank) for rank, load in enumerate(self._load)]
+        heapify(self._lightest)
 
-    def _refresh(self, rank: int) -> None:
+    def _measure(self, rank: int) -> None:
         room, slots = self._free[rank] + self._evictable[rank], self._table.free(rank)
         self._spare[rank] = room - self._running[rank]
         self._load[rank] = 2 - slots / self._slots - room / self._pages[rank] if slots else inf
@@ -46,16 +51,18 @@ class Placement:
     def choose(self, tokens: int, path: Sequence[Node]) -> tuple[int, int] | None:
         """A rank for a request of ``tokens``, and how many nodes of its known prefix ``path`` the
         rank holds; None if it fits nowhere."""
-        load, spare = self._load, self._spare
+        load, spare, lightest = self._load, self._spare, self._lightest
         need = -(-(tokens + 1) // self._page_size)
-        least = int(load.argmin())
-        lightest = load[least]
-        if lightest == inf:
+        while lightest[0][0] != load[lightest[0][1]]:
+            heappop(lightest)
+        least = lightest[0][1]
+        if load[least] == inf:
             return None
-        if path and (cached := self._cached(need, path, float(lightest) + CACHE_SLACK)):
+        if path and (cached := self._cached(need, path, load[least] + CACHE_SLACK)):
             return cached
         if need > spare[least]:
-            least = int(np.where(np.array(spare) >= need, load, inf).argmin())
+            roomy = [rank for rank, room in enumerate(spare) if room >= need]
+            least = min(roomy, key=load.__getitem__, default=least)
             if need > spare[least] or load[least] == inf:
                 return None
         return least, sum(least in node.holdings for node in path) if path else 0
@@ -75,7 +82,8 @@ class Placement:
         self._free[rank] -= pages
         self._running[rank] += 1
         if path or not self._table.free(rank):
-            self._refresh(rank)
+            self._measure(rank)
         else:
             self._spare[rank] -= pages + 1
             self._load[rank] += 1 / self._slots + pages / self._pages[rank]
+        heappush(self._lightest, (self._load[rank], rank))

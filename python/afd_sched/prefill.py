@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from operator import attrgetter
 
 from afd_sched.req import Req
-
-
-class Chunks:
-    """One rank's prompt tokens of one step: ``pairs`` slot, tokens, slot, tokens, … with the slots
-    numbered within the rank; ``rows`` tokens in all."""
-
-    __slots__ = ("pairs", "rows")
-
-    def __init__(self) -> None:
-        self.pairs: list[int] = []
-        self.rows = 0
-
-
-class _Prompt:
-    __slots__ = ("order", "remaining", "slot")
-
-    def __init__(self, req: Req, remaining: int) -> None:
-        self.order, self.slot, self.remaining = req.order, req.slot, remaining
-
 
 _ORDER = attrgetter("order")
 
 
 class Deal:
-    """One step's chunks by rank; ``slots`` and ``counts`` of them all, and of them ``done``: slots
-    whose prompt ends in this step. Slots are numbered through all ranks."""
+    """One step's prompt tokens: ``counts`` of each of ``slots``, and of these ``done``: those whose
+    prompt ends in this step. Slots are numbered through all ranks, and in order of rank."""
+
+    __slots__ = ("counts", "done", "slots")
 
     def __init__(self) -> None:
-        self.chunks: dict[int, Chunks] = {}
         self.slots: list[int] = []
         self.counts: list[int] = []
         self.done: list[int] = []
@@ -46,16 +29,19 @@ class PrefillManager:
     def __init__(self, budget_tokens: int, slots_per_rank: int) -> None:
         self._budget = budget_tokens
         self._slots = slots_per_rank
-        self._prompts: dict[int, list[_Prompt]] = {}
+        self._prompts: dict[int, list[Req]] = {}
 
-    def add(self, req: Req, remaining: int) -> None:
-        """A request has got a slot, and ``remaining`` tokens of its prompt to run."""
-        prompt = _Prompt(req, remaining)
-        prompts = self._prompts.setdefault(req.slot // self._slots, [])
-        if prompts and prompts[-1].order > req.order:
-            insort(prompts, prompt, key=_ORDER)
-        else:
-            prompts.append(prompt)
+    def add(self, entered: Sequence[Req]) -> None:
+        """Requests have got slots, and have ``remaining`` tokens of their prompts to run."""
+        running, slots = self._prompts, self._slots
+        for req in entered:
+            prompts = running.get(rank := req.slot // slots)
+            if prompts is None:
+                running[rank] = [req]
+            elif prompts[-1].order > req.order:
+                insort(prompts, req, key=_ORDER)
+            else:
+                prompts.append(req)
 
     def discard(self, slots: list[int]) -> None:
         """The slots run no more of their prompts, if they have any left."""
@@ -68,31 +54,43 @@ class PrefillManager:
         """No prompt of a rank runs on."""
         self._prompts.pop(rank, None)
 
-    def _keep(self, rank: int, prompts: list[_Prompt]) -> None:
+    def _keep(self, rank: int, prompts: list[Req]) -> None:
         if prompts:
             self._prompts[rank] = prompts
         else:
             del self._prompts[rank]
 
     def deal(self, sitting_out: set[int]) -> Deal:
-        """One step's chunks, first request first within each rank."""
+        """One step's prompt tokens, first request first within each rank."""
         deal = Deal()
-        for rank in [r for r in self._prompts if r not in sitting_out]:
-            chunks = deal.chunks[rank] = Chunks()
-            first, left, done = rank * self._slots, self._budget, 0
-            for prompt in self._prompts[rank]:
-                count = min(prompt.remaining, left)
-                if count == 0:
-                    break
-                left -= count
-                chunks.pairs += (prompt.slot - first, count)
-                deal.slots.append(prompt.slot)
-                deal.counts.append(count)
-                prompt.remaining -= count
-                if prompt.remaining == 0:
-                    deal.done.append(prompt.slot)
-                    done += 1
-            chunks.rows = self._budget - left
-            if done:
-                self._keep(rank, self._prompts[rank][done:])
+        for rank in sorted(self._prompts):
+            if rank in sitting_out:
+                continue
+            prompts = self._prompts[rank]
+            counts = [req.remaining for req in prompts]
+            if sum(counts) > self._budget:
+                self._deal_part(rank, prompts, deal)
+                continue
+            slots = [req.slot for req in prompts]
+            deal.slots += slots
+            deal.counts += counts
+            deal.done += slots
+            del self._prompts[rank]
         return deal
+
+    def _deal_part(self, rank: int, prompts: list[Req], deal: Deal) -> None:
+        """The first of a rank's prompts, as far as the budget goes."""
+        left = self._budget
+        for at, req in enumerate(prompts):
+            if left == 0:
+                self._prompts[rank] = prompts[at:]
+                return
+            count = min(req.remaining, left)
+            left -= count
+            req.remaining -= count
+            deal.slots.append(req.slot)
+            deal.counts.append(count)
+            if req.remaining:
+                self._prompts[rank] = prompts[at:]
+                return
+            deal.done.append(req.slot)

@@ -23,13 +23,13 @@ class RequestRefused(Exception):
     """The request can never run, or not now; the message is a sentence for the user."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Req:
     """``tokens``: the prompt and what was generated before the last admission (int32 bytes).
 
     ``limit``: total tokens, prompt included, at which it ends. ``order``: requests with a smaller
     one go first; unique. ``arrival``: the step in which it came. ``slot``, numbered through all
-    ranks, is -1 while it waits.
+    ranks, is -1 while it waits. ``remaining``: tokens that have not run yet of a prompt that runs.
     """
 
     uid: int
@@ -39,6 +39,7 @@ class Req:
     order: tuple[int, int]
     arrival: int
     slot: int = -1
+    remaining: int = 0
 
     @property
     def count(self) -> int:

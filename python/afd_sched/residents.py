@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from afd_sched.table import TableManager
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+_SLOT = attrgetter("slot")
 
 
 @dataclass(slots=True)
@@ -118,11 +120,11 @@ class Residents:
         self.by_slot[slot] = Resident(req, req.tokens, node, depth, [])
         return depth
 
-    def settle(self, entered: Sequence[int], now: int) -> None:
-        """Rows and pages of newly admitted slots, for all tokens that are not cached."""
-        slots = np.array(sorted(entered))
-        reqs = [self.by_slot[slot].req for slot in slots.tolist()]
-        tokens = np.array([req.count for req in reqs])
+    def settle(self, entered: Sequence[Req], now: int) -> None:
+        """Rows and pages of newly admitted requests, for all tokens that are not cached."""
+        reqs = sorted(entered, key=_SLOT)
+        slots = np.array([req.slot for req in reqs])
+        tokens = np.array([len(req.tokens) for req in reqs]) // TOKEN_BYTES
         self.running.enter(
             slots,
             np.array([req.uid for req in reqs]),
@@ -298,6 +300,7 @@ class Residents:
             slots = self._freeing.popleft()[1]
             if not len(slots):
                 continue
+            freed = slots.tolist()
             left = self._holdings(slots)
             if self._radix:
                 self._left.append(left)
@@ -305,6 +308,6 @@ class Residents:
                 ranks = np.repeat(slots // self._slots, left.counts)
                 self.cache.give_back(ranks, left.pages)
             self.cache.drop(slots)
-            for slot in slots.tolist():
+            for slot in freed:
                 del self.by_slot[slot]
-                self.table.give_back(slot)
+            self.table.give_back(freed)

@@ -28,7 +28,7 @@ from afd_sched.flight import StepOrderError as StepOrderError
 from afd_sched.ints import pack_int32
 from afd_sched.messages import FfnStep, SamplingParams, StepPlan
 from afd_sched.policy import SchedulePolicy
-from afd_sched.prefill import Deal, PrefillManager
+from afd_sched.prefill import PrefillManager
 from afd_sched.req import FinishReason, Req, RequestRefused
 from afd_sched.residents import Residents
 from afd_sched.stops import StopTokens
@@ -77,7 +77,7 @@ class StepBundle:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Tokens of a committed step in uid order; ``finished`` holds FinishReason values."""
+    """Tokens of a committed step, rank by rank; ``finished`` holds FinishReason values."""
 
     step: int
     uids: NDArray[np.int64]
@@ -167,7 +167,7 @@ class Scheduler:
             return
         if req.slot < 0:
             del self._reqs[uid]
-            self._admission.queue.remove(req)
+            self._admission.queue.remove([req])
         else:
             self._end(np.array([req.slot]))
 
@@ -175,10 +175,10 @@ class Scheduler:
         """The requests in these slots are over; nothing more of them is delivered."""
         self._running.close(slots)
         self._stops.forget(slots.tolist())
-        for slot in slots.tolist():
-            uid = self._residents.by_slot[slot].req.uid
+        for uid in self._running.uid[slots].tolist():
             del self._reqs[uid]
-            self._retracted.pop(uid, None)
+            if self._retracted:
+                self._retracted.pop(uid, None)
 
     # ------------------------------------------------------------------------------- plan
 
@@ -199,7 +199,9 @@ class Scheduler:
         if not ranks:
             return None
         deal = self._prefill.deal(sitting_out)
-        planned, rows = self._lay_out(ranks, deal, sitting_out)
+        extended = np.array(deal.slots, np.int64), np.array(deal.counts, np.int32)
+        done = np.array(deal.done, np.int64)
+        planned, rows = self._lay_out(ranks, extended, done, sitting_out)
         self._next_step += 1
         self._in_flight.append(planned)
         step, lanes = planned.step, min(self._config.num_lanes, rows)
@@ -209,7 +211,7 @@ class Scheduler:
         return StepBundle(
             step=step,
             lanes=lanes,
-            plans=self._deltas.plans(step, lanes, ranks, deal.chunks, grown),
+            plans=self._deltas.plans(step, lanes, ranks, extended, grown),
             ffn=ffn,
             extend_tokens=sum(deal.counts),
         )
@@ -267,26 +269,27 @@ class Scheduler:
             self.retractions += 1
             self._retire(np.array([req.slot]))
 
-    def _lay_out(self, ranks: list[int], deal: Deal, sitting_out: set[int]) -> tuple[Planned, int]:
+    def _lay_out(
+        self, ranks: list[int], extended: tuple[I64, I32], done: I64, sitting_out: set[int]
+    ) -> tuple[Planned, int]:
         """Advances every slot that gets rows; the step, and the most rows of a rank."""
         running, order = self._running, self._running.order
-        done = np.array(deal.done, np.int64)
         rows = running.decoding.copy()
         counts = running.decoding.copy()
-        if not deal.slots and not sitting_out:
+        if not len(extended[0]) and not sitting_out:
             running.fed += running.advance
         else:
             rows[list(sitting_out)] = 0
             samples = running.advance.copy()
             samples.reshape(-1, self._slots)[list(sitting_out)] = 0
             running.fed += samples
-            for rank, chunks in deal.chunks.items():
-                rows[rank] += chunks.rows
+            np.add.at(rows, extended[0] // self._slots, extended[1])
             counts += np.bincount(done // self._slots, minlength=len(counts))
-            running.extend(np.array(deal.slots, np.int64), np.array(deal.counts, np.int32), done)
+            running.extend(*extended, done)
             samples[done] = 1
-            order = order.only(np.flatnonzero(samples[order.slots]))
-        cells = self._residents.history.cells(order.slots, running.fed[order.slots] - 1)
+            if counts[ranks].sum() < len(order.slots):
+                order = order.only(np.flatnonzero(samples[order.slots]))
+        cells = self._residents.history.cells(order.slots, running.fed)
         planned = Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
         return planned, int(rows.max())
 
@@ -321,8 +324,8 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------- commit
 
-    def commit(self, step: int, results: dict[int, I32]) -> TokenBatch:
-        """Takes the sampled tokens of the oldest step in flight, by attention rank; raises
+    def commit(self, step: int, results: dict[int, bytes]) -> TokenBatch:
+        """Takes the sampled tokens (int32) of the oldest step in flight, by attention rank; raises
         StepOrderError for any other step or rank, BadResult for another count."""
         if not self._in_flight or self._in_flight[0].step != step:
             raise StepOrderError(f"step {step} is not the oldest in flight")
@@ -356,5 +359,4 @@ class Scheduler:
         over = slots[finished != FinishReason.RUNNING]
         if len(over):
             self._end(over)
-        by_uid = rows.by_uid
-        return TokenBatch(planned.step, rows.uids[by_uid], tokens[by_uid], finished[by_uid])
+        return TokenBatch(planned.step, rows.uids, tokens, finished)

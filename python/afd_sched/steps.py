@@ -9,9 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from afd_sched.ints import pack_int32, pack_int64, unpack_int32
 from afd_sched.messages import (
     Abort,
@@ -23,7 +20,7 @@ from afd_sched.messages import (
     Tokens,
 )
 from afd_sched.req import RequestRefused
-from afd_sched.scheduler import BadResult, Scheduler, StepBundle
+from afd_sched.scheduler import Scheduler, StepBundle
 from afd_sched.statistics import StepStatistics
 
 Outgoing = tuple[int | None, Message]
@@ -39,13 +36,6 @@ class InFlight:
     ffn: dict[int, FfnResult] = field(default_factory=dict)
 
 
-def _tokens(result: StepResult) -> NDArray[np.int32]:
-    try:
-        return unpack_int32(result.tokens)
-    except ValueError as error:
-        raise BadResult(result.rank, f"step {result.step}: ragged tokens: {error}") from error
-
-
 class StepLoop:
     """Publishes plans up to the scheduler's depth and commits steps whose results are complete."""
 
@@ -56,13 +46,14 @@ class StepLoop:
         self._steps: deque[InFlight] = deque()
         self._last_commit_ms = 0.0
 
-    def generate(self, message: Generate) -> Iterator[Outgoing]:
-        """Queues a request, or rejects it."""
+    def generate(self, message: Generate) -> Rejected | None:
+        """Queues a request, or says why not."""
         try:
             ids = unpack_int32(message.input_ids)
             self.scheduler.add(message.uid, ids, message.sampling, message.priority)
         except (RequestRefused, ValueError) as error:
-            yield None, Rejected(message.uid, str(error))
+            return Rejected(message.uid, str(error))
+        return None
 
     def abort(self, message: Abort) -> None:
         """Ends a request."""
@@ -119,7 +110,7 @@ class StepLoop:
     def _commit(self, step: InFlight, now_ms: float) -> Outgoing:
         bundle = step.bundle
         batch = self.scheduler.commit(
-            bundle.step, {rank: _tokens(r) for rank, r in step.attention.items()}
+            bundle.step, {rank: result.tokens for rank, result in step.attention.items()}
         )
         results = step.attention.values()
         self.statistics.wire(

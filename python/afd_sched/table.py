@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 
@@ -21,6 +22,10 @@ class TableManager:
         """Number of a rank's free slots."""
         return len(self._free[rank])
 
+    def free_slots(self) -> list[int]:
+        """``free`` of every rank."""
+        return [len(free) for free in self._free]
+
     def take(self, rank: int) -> int:
         """A free slot of a rank; ask ``free`` first."""
         self.all_free -= 1
@@ -36,7 +41,8 @@ class TableManager:
         self._free[rank] = list(range(rank * self.slots, (rank + 1) * self.slots))
         self.all_free += self.slots
 
-    def give_back(self, slot: int) -> None:
-        """Returns a slot that no step in flight names."""
-        self.all_free += 1
-        heappush(self._free[slot // self.slots], slot)
+    def give_back(self, slots: Sequence[int]) -> None:
+        """Returns slots that no step in flight names."""
+        self.all_free += len(slots)
+        for slot in slots:
+            heappush(self._free[slot // self.slots], slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from operator import attrgetter
 
 from afd_sched.req import Req
@@ -30,9 +31,10 @@ class WaitingQueue:
         else:
             insort(self._reqs, req, key=_ORDER)
 
-    def remove(self, req: Req) -> None:
-        """Takes a request out."""
-        if self._reqs[0] is req:
-            del self._reqs[0]
-        else:
+    def remove(self, leaving: Sequence[Req]) -> None:
+        """Takes some of the requests out; mostly they are the first."""
+        if self._reqs[: len(leaving)] == leaving:
+            del self._reqs[: len(leaving)]
+            return
+        for req in leaving:
             del self._reqs[bisect_left(self._reqs, req.order, key=_ORDER)]

@@ -112,12 +112,15 @@ def running(tmp_path: Path) -> Iterator[Coordinator]:
     under_test = Coordinator(config, link)
     loop = StepLoop(Scheduler(config, [20, 20]), 2, 1)
     under_test._loop = loop
-    list(loop.generate(Generate(10**6, np.arange(2, 9, dtype=np.int32).tobytes(), _LONG)))
-    list(loop.advance(0.0))
-    yield under_test
-    link.close()
-    os.close(lifeline)
-    os.close(writer)
+    try:
+        message = Generate(10**6, np.arange(2, 9, dtype=np.int32).tobytes(), _LONG)
+        assert loop.generate(message) is None
+        list(loop.advance(0.0))
+        yield under_test
+    finally:
+        link.close()
+        os.close(lifeline)
+        os.close(writer)
 
 
 _LONG = SamplingParams(max_new_tokens=50, ignore_eos=True)

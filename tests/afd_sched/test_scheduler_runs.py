@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afd_sched.ints import pack_int32
 from afd_sched.messages import SamplingParams
 from afd_sched.req import FinishReason, RequestRefused
 from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig, StepOrderError
@@ -175,7 +176,7 @@ def test_plans_and_commits_out_of_order_are_errors() -> None:
     scheduler = Scheduler(changed(attention_ranks=1), [40])
     assert scheduler.plan() is None
     scheduler.add(0, np.array([2, 3], np.int32), SamplingParams(max_new_tokens=9, ignore_eos=True))
-    one = np.array([5], np.int32)
+    one = pack_int32([5])
     assert scheduler.plan() is not None and scheduler.plan() is not None
     with pytest.raises(StepOrderError, match="committed first"):
         scheduler.plan()
@@ -184,7 +185,7 @@ def test_plans_and_commits_out_of_order_are_errors() -> None:
     with pytest.raises(StepOrderError, match=r"ranks \[0\]"):
         scheduler.commit(0, {1: one})
     with pytest.raises(BadResult, match="returned 2 tokens, 1 were planned"):
-        scheduler.commit(0, {0: np.array([5, 6], np.int32)})
+        scheduler.commit(0, {0: pack_int32([5, 6])})
     # A refused commit has changed nothing.
     batch = scheduler.commit(0, {0: one})
     assert batch.tokens.tolist() == [5] and batch.finished.tolist() == [FinishReason.RUNNING]
@@ -202,5 +203,41 @@ def test_a_slot_that_got_no_row_is_not_reused_while_its_plan_is_in_flight() -> N
     harness.add([7] * 3, SamplingParams(max_new_tokens=4, ignore_eos=True))
     bundle = harness.plan()
     assert bundle is not None and not bundle.plans[0].admitted
+    harness.drain()
+    harness.check_outputs()
+
+
+def test_what_a_step_in_flight_returns_is_kept_when_another_rank_is_lost() -> None:
+    harness = Harness(changed(attention_ranks=2), [32, 32])
+    for prompt in ([5] * 3, [6] * 3):
+        harness.add(prompt, SamplingParams(max_new_tokens=12, ignore_eos=True))
+    for _ in range(3):
+        harness.advance()
+    while harness.plan() is not None:
+        pass
+    harness.lose_rank(0)
+    for _ in range(3):
+        harness.advance()
+    harness.restore_rank(0)
+    # Whoever ran on rank 1 goes on elsewhere from the tokens that were kept.
+    harness.lose_rank(1)
+    harness.restore_rank(1)
+    harness.drain()
+    harness.check_outputs()
+
+
+def test_a_prompt_is_not_remembered_with_the_pages_of_the_slots_next_request() -> None:
+    config = changed(attention_ranks=1, max_running_requests=1, page_size=4)
+    harness = Harness(config, [32])
+    harness.add([5] * 8, SamplingParams(max_new_tokens=2, ignore_eos=True))
+    while not harness.finished:  # and nobody tidies meanwhile
+        harness.plan()
+        harness.run_rank(0)
+        harness.commit()
+    harness.add([6] * 8, SamplingParams(max_new_tokens=9, ignore_eos=True))
+    bundle = harness.plan()
+    assert bundle is not None and bundle.plans[0].admitted
+    harness.scheduler.tidy()
+    harness.check_conservation()
     harness.drain()
     harness.check_outputs()

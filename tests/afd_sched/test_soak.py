@@ -19,7 +19,6 @@ from afd_sched.messages import (
     FfnResult,
     FfnStep,
     Generate,
-    Rejected,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -84,10 +83,10 @@ class Soak:
             stop_token_ids=(7,) if draw.random() < 0.1 else (),
         )
         message = Generate(self._uid, ids, sampling, priority=draw.randint(-1, 1))
-        refused = [m for _, m in self.loop.generate(message) if isinstance(m, Rejected)]
-        self.counts.refused += len(refused)
-        if not refused:
+        if self.loop.generate(message) is None:
             self._open.append(self._uid)
+        else:
+            self.counts.refused += 1
         self._uid += 1
 
     def step(self) -> None:

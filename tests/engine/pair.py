@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from afd._megamoe import Domain
 from afd.boundary.open import boundary_layout
-from afd.config import BoundaryConfig, Dtype, Topology, WireType, WorkerConfig
+from afd.config import BoundaryConfig, Dtype, Topology, WireScales, WireType, WorkerConfig
 from afd.models.registry import load_model_config
 from afd.worker.attention import AttentionWorker
 from afd.worker.ffn import FfnWorker
@@ -53,12 +53,22 @@ class Pair:
 
 @contextmanager
 def pair(
-    path: Path, wire: WireType, dtype: Dtype = Dtype.FLOAT32, ffn_ranks: int = 1
+    path: Path,
+    wire: WireType,
+    dtype: Dtype = Dtype.FLOAT32,
+    ffn_ranks: int = 1,
+    wire_scales: WireScales = WireScales.FP32_128,
 ) -> Iterator[Pair]:
     """Fresh workers on a checkpoint."""
     model = load_model_config(path)
     topology = Topology(attention_nodes=1, ffn_nodes=ffn_ranks, workers_per_node=1)
-    boundary = BoundaryConfig(wire=wire, num_lanes=2, max_lane_tokens=_MAX_ROWS, deadline_ms=20_000)
+    boundary = BoundaryConfig(
+        wire=wire,
+        wire_scales=wire_scales,
+        num_lanes=2,
+        max_lane_tokens=_MAX_ROWS,
+        deadline_ms=20_000,
+    )
     layout = boundary_layout(model, boundary, topology)
     fd = os.memfd_create("afd-test")
     os.ftruncate(fd, layout.total_bytes)

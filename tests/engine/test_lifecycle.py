@@ -67,6 +67,7 @@ def outcome(*flags: str) -> tuple[int, str]:
         (["--n", "99"], "has only 7 experts"),
         (["--num-lanes", "5"], "--num-lanes must be 1 to 4, not 5"),
         (["--wire", "int4"], "invalid choice: 'int4'"),
+        (["--wire", "bf16", "--wire-scales", "ue8m0-32"], "the bf16 wire has no scales"),
         (["--promt", "x"], "unrecognized arguments: --promt"),
         (["--batch", "4"], "--batch is for --simulate"),
         (["--simulate", "gb200"], "--simulate makes its own prompts"),

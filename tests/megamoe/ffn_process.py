@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from afd._megamoe import Domain, FfnSide, Pool, Wire
-from tests.megamoe.reference import Weights
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import Shape, make_experts
 
 SHAPE = Shape(attention_ranks=1, ffn_ranks=2, lanes=2, max_tokens=8, hidden=200, top_k=3,

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afd._megamoe import Aborted, BadExpertId, Deadline, HandshakeError, MegamoeError
-from tests.megamoe.reference import F32, Weights
+from tests.megamoe.weights import F32, Weights
 from tests.megamoe.world import Shape
 
 OK, NO_DEVICE = 0, 5

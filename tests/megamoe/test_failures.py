@@ -30,7 +30,7 @@ from afd._megamoe import (
     WeightType,
     Wire,
 )
-from tests.megamoe.reference import Weights
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import (
     Routed,
     Shape,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+import torch
 
 from afd import _megamoe as ops
 from afd._megamoe import Experts, Pool, WeightType
-from tests.megamoe.reference import F32, F64, Weights, bf16
-
-BLOCK = (128, 128)
+from tests.megamoe.fp8_weights import BLOCK, Fp8
+from tests.megamoe.reference import e4m3_values, expert
+from tests.megamoe.weights import Weights
 
 
 @pytest.fixture(params=ops.isa_levels())
@@ -23,41 +21,6 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     ops.isa_level(request.param)
     yield request.param
     ops.isa_level(before)
-
-
-@dataclass(frozen=True)
-class Fp8:
-    """A quantised matrix: codes [rows, cols], scales [row blocks, column blocks]."""
-
-    codes: NDArray[np.uint8]
-    scales: F32
-    block: tuple[int, int]
-
-    @classmethod
-    def random(cls, rng: np.random.Generator, rows: int, cols: int, block: tuple[int, int]) -> Fp8:
-        """Every finite code, scales of any size that keeps the weight about unit norm."""
-        codes = rng.integers(0, 256, (rows, cols), dtype=np.uint8)
-        codes[codes & 0x7F == 0x7F] = 0x3C
-        blocks = (-(-rows // block[0]), -(-cols // block[1]))
-        scales = np.exp(rng.uniform(-2, 2, blocks)) / (100 * np.sqrt(cols))
-        return cls(codes, scales.astype(np.float32), block)
-
-    def values(self) -> F32:
-        """The weight in float32: every product of a code and a scale, rounded once."""
-        rows, cols = self.codes.shape
-        scales = self.scales.repeat(self.block[0], 0)[:rows].repeat(self.block[1], 1)[:, :cols]
-        return self.codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales
-
-
-def _expert(x: F64, gate: F32, up: F32, down: F32, narrow: bool) -> F64:
-    """As the kernel rounds: activations to bfloat16 where the instruction takes pairs of them."""
-    rounded = bf16(x).astype(np.float64) if narrow else x
-    g, u = rounded @ gate.T.astype(np.float64), rounded @ up.T.astype(np.float64)
-    act = g / (1 + np.exp(-g)) * u
-    if narrow:
-        act = bf16(act).astype(np.float64)
-    out: F64 = act @ down.T.astype(np.float64)
-    return out
 
 
 def _bank(width: int, hidden: int, experts: int, dtype: WeightType = WeightType.FP8) -> Experts:
@@ -90,12 +53,13 @@ def test_every_level_computes_experts_of_e4m3_weights(
     ids[:29] = 1  # more rows than a register tile, and single ones
     out = np.full_like(x, np.nan)
     bank.forward(Pool(2), 0, x, ids, np.ones((40, 1), np.float32), out)
-    narrow = level.endswith("bf16")
     for e in range(3):
         rows = ids[:, 0] == e
-        expected = _expert(x[rows].astype(np.float64), *weights[e], narrow)
+        seen = torch.from_numpy(x[rows]).double()
+        y, slack = expert(seen, *weights[e], WeightType.FP8, level)
+        expected = y.numpy()
         spread = np.abs(expected).mean(axis=1, keepdims=True)
-        assert (np.abs(out[rows] - expected) <= (2e-3 if narrow else 1e-4) * spread).all()
+        assert (np.abs(out[rows] - expected) <= slack.numpy() + 1e-4 * spread).all()
         alone = np.empty_like(x[rows][:1])
         bank.forward(Pool(1), 0, x[rows][:1], ids[rows][:1], np.ones((1, 1), np.float32), alone)
         np.testing.assert_array_equal(alone, out[rows][:1])
@@ -117,9 +81,7 @@ def test_all_codes_become_their_value(level: str) -> None:
     x[0, 0] = 32  # silu(32) is 32
     out = np.empty_like(x)
     bank.forward(Pool(1), 0, x, np.zeros((1, 1), np.int32), ones[:, :1], out)
-    np.testing.assert_array_equal(
-        out[0], codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * 1024
-    )
+    np.testing.assert_array_equal(out[0], e4m3_values(codes) * 1024)
 
 
 def test_memory_is_half_of_bfloat16() -> None:

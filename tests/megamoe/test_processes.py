@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from afd._megamoe import AttentionSide, Domain, ReturnMode, ScaleFormat, Wire
 from tests.megamoe import ffn_process
 from tests.megamoe.ffn_process import SHAPE, STEPS
-from tests.megamoe.reference import Weights, assert_matches
+from tests.megamoe.reference import assert_matches
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import Routed, Shape, World, memory, open_world
 
 
@@ -44,8 +45,8 @@ def test_two_ffn_processes_serve_an_attention_process() -> None:
         assert outputs is not None
         for routed, out in zip(step[0], outputs, strict=True):
             for layer in range(SHAPE.moe_layers):
-                expected, size = SHAPE.expected(weights, layer, 0, routed)
-                assert_matches(out[layer], expected, size, SHAPE.wire)
+                expected = SHAPE.expected(weights, layer, 0, routed)
+                assert_matches(out[layer], expected, SHAPE.wire)
 
 
 def test_sequence_numbers_may_wrap() -> None:
@@ -61,8 +62,8 @@ def test_sequence_numbers_may_wrap() -> None:
             world.run(steps[2:], first_step=2**40)
     for step, outputs in zip(steps, results, strict=False):
         routed = step[0][0]
-        expected, size = shape.expected(weights, 0, 0, routed)
-        assert_matches(outputs[0][0][0], expected, size, shape.wire)
+        expected = shape.expected(weights, 0, 0, routed)
+        assert_matches(outputs[0][0][0], expected, shape.wire)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,40 +9,17 @@ import psutil
 import pytest
 
 from afd._megamoe import Experts, Pool, ReturnMode, ScaleFormat, WeightType, Wire
-from tests.megamoe.reference import F32, assert_matches
+from tests.megamoe.fp8_weights import random_weights
+from tests.megamoe.reference import assert_matches
 from tests.megamoe.world import Routed, Shape, open_world
 
 HIDDEN = (576, 2048, 2880, 3072, 4096, 5120)
 WIDTH = (192, 768, 1536, 2880)
 EXPERTS = (8, 60, 128, 256)
 TOP_K = (1, 2, 4, 8, 32)
+TYPES = (WeightType.FP32, WeightType.BF16, WeightType.FP8)
 MODES = (ReturnMode.SLOT, ReturnMode.REDUCED)
 SCALES = (ScaleFormat.FP32_PER_128, ScaleFormat.UE8M0_PER_128, ScaleFormat.UE8M0_PER_32)
-
-
-@dataclass(frozen=True)
-class FewExperts:
-    """Weights of a few experts of one layer, by (layer, expert): see reference.Weights."""
-
-    gate: dict[tuple[int, int], F32]
-    up: dict[tuple[int, int], F32]
-    down: dict[tuple[int, int], F32]
-
-    def has(self, expert: int) -> bool:
-        """Whether there are weights to load."""
-        return (0, expert) in self.gate
-
-    @classmethod
-    def random(cls, rng: np.random.Generator, shape: Shape, numbers: Sequence[int]) -> FewExperts:
-        """As Weights.random."""
-
-        def draw(rows: int, cols: int) -> dict[tuple[int, int], F32]:
-            size = (len(numbers), rows, cols)
-            drawn = rng.standard_normal(size, np.float32) / np.float32(np.sqrt(cols))
-            return {(0, e): drawn[i] for i, e in enumerate(numbers)}
-
-        wide, narrow = (shape.width, shape.hidden), (shape.hidden, shape.width)
-        return cls(draw(*wide), draw(*wide), draw(*narrow))
 
 
 def _case(i: int) -> tuple[Shape, tuple[int, ...]]:
@@ -84,31 +59,34 @@ def _routed(rng: np.random.Generator, shape: Shape, numbers: tuple[int, ...], n:
     return Routed(routed.x, ids, routed.weights)
 
 
-def _check_case(i: int) -> None:
+def _check_case(i: int, type: WeightType) -> None:
     rng = np.random.default_rng(i)
     shape, numbers = _case(i)
-    weights = FewExperts.random(rng, shape, numbers)
+    weights = random_weights(rng, 1, numbers, shape.hidden, shape.width, type)
     steps = [
         {a: [_routed(rng, shape, numbers, n)] for a, n in enumerate(counts)}
         for counts in ((5, 2), (0, 1))
     ]
-    with open_world(shape, weights) as world:  # type: ignore[arg-type]
+    with open_world(shape, weights) as world:
         results = world.run(steps)
     for step, outputs in zip(steps, results, strict=True):
         for a, (routed,) in step.items():
-            expected, size = shape.expected(weights, 0, a, routed)  # type: ignore[arg-type]
-            assert_matches(outputs[a][0][0], expected, size, shape.wire)
+            expected = shape.expected(weights, 0, a, routed)
+            assert_matches(outputs[a][0][0], expected, shape.wire)
 
 
-@pytest.mark.parametrize("i", [0, 1, 4, 6])
-def test_published_shapes(i: int) -> None:
-    _check_case(i)
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("i", [0, 1, 2, 4, 6])
+def test_published_shapes(i: int, type: WeightType) -> None:
+    _check_case(i, type)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("i", range(len(HIDDEN) * len(WIDTH)))
-def test_every_hidden_size_with_every_width(i: int) -> None:
-    _check_case(i)
+def test_every_hidden_size_with_every_width(i: int, type: WeightType) -> None:
+    """The last block of FP8 scales is partial for hidden 576 and 2880, width 192 and 2880."""
+    _check_case(i, type)
 
 
 def test_weights_that_no_token_visits_are_not_touched() -> None:

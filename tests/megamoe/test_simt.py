@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from afd._megamoe import Aborted, BadExpertId, Deadline, HandshakeError, ScaleFormat, Wire
+from tests.megamoe.checks import assert_steps_match
 from tests.megamoe.native import built
-from tests.megamoe.reference import Weights, assert_matches
 from tests.megamoe.simt import SimtAttentionSide, SimtFfnSide, opened
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import (
     DEADLINE_MS,
-    Outputs,
     Routed,
     Shape,
-    Step,
     World,
     lane_offset,
     open_world,
@@ -66,16 +65,6 @@ def _weights(rng: np.random.Generator, shape: Shape) -> Weights:
     return Weights.random(rng, shape.moe_layers, shape.experts, shape.hidden, shape.width)
 
 
-def _check(weights: Weights, shape: Shape, steps: list[Step], results: list[Outputs]) -> None:
-    for step, outputs in zip(steps, results, strict=True):
-        assert outputs.keys() == step.keys()
-        for rank, lanes in step.items():
-            for routed, out in zip(lanes, outputs[rank], strict=True):
-                for layer in range(shape.moe_layers):
-                    expected, size = shape.expected(weights, layer, rank, routed)
-                    assert_matches(out[layer], expected, size, shape.wire)
-
-
 @pytest.mark.parametrize(
     ("simt_attention", "simt_ffn"), [(True, True), (False, True), (True, False)],
     ids=["simt", "cpu attention", "cpu ffn"],
@@ -92,7 +81,7 @@ def test_random_steps_match_the_reference(
     steps = [random_step(rng, shape) for _ in range(4)]
     with _world(library, shape, weights, simt_attention, simt_ffn) as world:
         world.delay = random_delays(5)
-        _check(weights, shape, steps, world.run(steps, first_step=3))
+        assert_steps_match(weights, shape, steps, world.run(steps, first_step=3))
 
 
 def test_the_wire_has_the_same_bits_whoever_writes_it(library: Path) -> None:

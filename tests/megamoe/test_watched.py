@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from afd._megamoe import Wire
-from tests.megamoe.reference import Weights
+from tests.megamoe.weights import Weights
 from tests.megamoe.world import Shape, World, open_world, random_step
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,12 @@ from afd._megamoe import (
     Pool,
     ReturnMode,
     ScaleFormat,
-    WeightType,
     Wire,
 )
-from tests.megamoe.reference import F32, F64, Weights, moe
+from tests.megamoe.weights import F32, Weights
+
+if TYPE_CHECKING:
+    from tests.megamoe.reference import Expected
 
 DEADLINE_MS = 30_000
 
@@ -64,8 +67,10 @@ class Shape:
 
     def expected(
         self, weights: Weights, layer: int, attention_rank: int, routed: Routed
-    ) -> tuple[F64, F64]:
-        """The reference's output of one layer and its slots' magnitudes."""
+    ) -> Expected:
+        """The reference's output of one layer."""
+        from tests.megamoe.reference import moe
+
         reduced = self.return_mode is ReturnMode.REDUCED
         return moe(
             weights,
@@ -142,22 +147,19 @@ def random_step(rng: np.random.Generator, shape: Shape) -> Step:
     }
 
 
-def make_experts(
-    shape: Shape, weights: Weights, ids: list[int], dtype: WeightType = WeightType.FP32
-) -> Experts:
+def make_experts(shape: Shape, weights: Weights, ids: list[int]) -> Experts:
     """The given experts of every layer, loaded."""
     experts = Experts(
         moe_layers=shape.moe_layers,
         expert_ids=ids,
         hidden=shape.hidden,
         width=shape.width,
-        dtype=dtype,
+        dtype=weights.type,
     )
     for layer in range(shape.moe_layers):
-        for e in filter(weights.has, ids):
-            experts.load(
-                layer, e, weights.gate[layer, e], weights.up[layer, e], weights.down[layer, e]
-            )
+        for e in ids:
+            if weights.has(layer, e):
+                weights.load(experts, layer, e)
     return experts
 
 
@@ -260,7 +262,6 @@ def memory(layout: Layout) -> Iterator[int]:
 def open_world(
     shape: Shape,
     weights: Weights,
-    dtype: WeightType = WeightType.FP32,
     threads: int = 1,
     deadline_ms: int = DEADLINE_MS,
     generation: int = 0,
@@ -281,7 +282,7 @@ def open_world(
                 Domain(fd, layout, generation=generation),
                 f,
                 owners,
-                make_experts(shape, weights, shape.held(f), dtype),
+                make_experts(shape, weights, shape.held(f)),
                 Pool(threads),
                 deadline_ms,
             )
