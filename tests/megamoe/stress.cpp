@@ -96,17 +96,45 @@ class World {
     if (out != expected(layer, lane)) throw std::runtime_error("a combined row differs");
   }
 
+  // The colocated path's sum over slots, of rows as the wire hands them over.
   std::vector<float> expected(int layer, const Lane& lane) {
     const auto hidden = static_cast<size_t>(shape_.hidden);
     const auto top_k = static_cast<size_t>(shape_.top_k);
-    std::vector<float> out(static_cast<size_t>(lane.tokens) * hidden);
+    const auto tokens = static_cast<size_t>(lane.tokens);
+    const std::vector<float> x = as_published(lane.x.data() + row(layer, lane) * hidden, tokens);
+    std::vector<float> sum(tokens * hidden);
+    std::vector<float> returned(tokens * hidden);
+    std::vector<int32_t> ids(tokens);
+    std::vector<float> weights(tokens);
     const std::lock_guard<std::mutex> lock(reference_);
-    banks_.all->forward(
-        pool_, layer,
-        {lane.x.data() + row(layer, lane) * hidden, shape_.hidden,
-         lane.ids.data() + row(layer, lane) * top_k, lane.weights.data() + row(layer, lane) * top_k,
-         out.data(), shape_.hidden, lane.tokens, shape_.top_k});
-    return out;
+    for (size_t slot = 0; slot < top_k; ++slot) {
+      for (size_t token = 0; token < tokens; ++token) {
+        ids[token] = lane.ids[(row(layer, lane) + token) * top_k + slot];
+        weights[token] = lane.weights[(row(layer, lane) + token) * top_k + slot];
+      }
+      banks_.all->forward(pool_, layer,
+                          {x.data(), shape_.hidden, ids.data(), weights.data(), returned.data(),
+                           shape_.hidden, lane.tokens, 1});
+      for (size_t i = 0; i < sum.size(); ++i) {
+        const bool whole = shape_.wire == megamoe::Wire::FP32;
+        sum[i] += whole ? returned[i] : megamoe::bf16_decode(megamoe::bf16_encode(returned[i]));
+      }
+    }
+    return sum;
+  }
+
+  std::vector<float> as_published(const float* x, size_t tokens) const {
+    const auto hidden = static_cast<size_t>(shape_.hidden);
+    std::vector<std::byte> row(hidden * sizeof(float));
+    std::vector<std::byte> scales(hidden * sizeof(float));
+    std::vector<float> read(tokens * hidden);
+    for (size_t token = 0; token < tokens; ++token) {
+      float* room = read.data() + token * hidden;
+      FfnTarget::encode_row(shape_, x + token * hidden, row.data(), scales.data());
+      const float* values = FfnTarget::decode_row(shape_, {row.data(), scales.data()}, room);
+      if (values != room) std::copy_n(values, hidden, room);
+    }
+    return read;
   }
 
   void serve(int rank, const std::vector<Step>& steps, Random& random) {
@@ -143,7 +171,8 @@ bool check(const std::vector<std::string>& ends, bool abort_allowed, uint64_t ro
 
 bool run_round(uint64_t seed) {
   Random random(seed);
-  const Shape shape = random_shape(random);
+  Shape shape = random_shape(random);
+  shape.wire = static_cast<megamoe::Wire>(below(random, 3));
   std::vector<Step> steps;
   for (int i = 0; i < 8; ++i) steps.push_back(random_step(random, shape));
   World whole(random, shape);
