@@ -8,7 +8,7 @@
 
 namespace megamoe::cpu {
 
-// The machine's tiles compute other bits than the instructions' definition.
+// The machine's tiles do not compute what the instructions' definition says.
 struct AmxMismatch : Error {
   using Error::Error;
 };
@@ -20,7 +20,7 @@ struct TileFault : std::logic_error {
 [[noreturn]] void tile_fault(const char* why);
 
 // Multiplies one small block with these kernels and with gemm_amx_emulated(); throws AmxMismatch if
-// a bit differs. Some microseconds.
+// they differ by more than the order of a sum can. A fraction of a millisecond.
 void check_amx(const GemmKernels& kernels);
 
 }  // namespace megamoe::cpu
