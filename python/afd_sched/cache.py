@@ -60,8 +60,9 @@ class CacheManager:
     def held_pages(self, slots: I64) -> tuple[I64, I32]:
         """The pages of several slots end to end, with the slot of each."""
         counts = self.held[slots]
-        owners = np.repeat(slots, counts)
-        return owners, self._table[owners, positions_within(counts)]
+        most = int(counts.max(initial=0))
+        pages = self._table[slots, :most]
+        return np.repeat(slots, counts), pages[np.arange(most) < counts[:, None]]
 
     def pages_of(self, slot: int, first: int, end: int) -> I32:
         """A view of some of one slot's pages."""

@@ -37,12 +37,12 @@ class StepsExhausted(RunFailed):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step in flight: the tokens that each rank owes, whose they are (rank by rank), and the
-    slots whose prompts end in it."""
+    """A step in flight: the bytes of tokens that each rank owes, whose they are (rank by rank), and
+    the slots whose prompts end in it."""
 
     step: int
     ranks: list[int]
-    counts: list[int]
+    sizes: list[int]
     rows: RowOrder
     cells: I64
     prompts: I64
@@ -56,7 +56,7 @@ class Planned:
         return Planned(
             self.step,
             self.ranks[:at] + self.ranks[at + 1 :],
-            self.counts[:at] + self.counts[at + 1 :],
+            self.sizes[:at] + self.sizes[at + 1 :],
             self.rows.only(keep),
             self.cells[keep],
             self.prompts[self.prompts // slots_per_rank != rank],
@@ -70,12 +70,12 @@ class Planned:
                 f"step {self.step} ran on ranks {self.ranks}, results came from {sorted(results)}"
             )
         columns = [results[rank] for rank in self.ranks]
-        sizes = [len(column) for column in columns]
-        if sizes != [TOKEN_BYTES * count for count in self.counts]:
-            at = next(i for i, n in enumerate(self.counts) if sizes[i] != TOKEN_BYTES * n)
+        sizes = list(map(len, columns))
+        if sizes != self.sizes:
+            at = next(i for i, size in enumerate(self.sizes) if sizes[i] != size)
             raise BadResult(
                 self.ranks[at],
                 f"step {self.step}: rank {self.ranks[at]} returned {sizes[at] / TOKEN_BYTES:g} "
-                f"tokens, {self.counts[at]} were planned",
+                f"tokens, {self.sizes[at] // TOKEN_BYTES} were planned",
             )
         return unpack_int32(b"".join(columns))

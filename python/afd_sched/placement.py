@@ -40,7 +40,7 @@ class Placement:
         load = 2 - np.array(slots) / self._slots - room / residents.cache.pages
         self._load: list[float] = np.where(slots, load, inf).tolist()
         # (load, rank) of every rank, and of loads that are no longer true.
-        self._lightest = [(load, rank) for rank, load in enumerate(self._load)]
+        self._lightest = list(zip(self._load, range(len(self._load)), strict=True))
         heapify(self._lightest)
 
     def _measure(self, rank: int) -> None:

@@ -29,7 +29,7 @@ from afd_sched.ints import pack_int32
 from afd_sched.messages import FfnStep, SamplingParams, StepPlan
 from afd_sched.policy import SchedulePolicy
 from afd_sched.prefill import PrefillManager
-from afd_sched.req import FinishReason, Req, RequestRefused
+from afd_sched.req import TOKEN_BYTES, FinishReason, Req, RequestRefused
 from afd_sched.residents import Residents
 from afd_sched.stops import StopTokens
 
@@ -38,6 +38,8 @@ I64 = NDArray[np.int64]
 # A run's sequence numbers, step x MoE layers + layer, have 40 bits; 128 layers leave this many.
 STEP_LIMIT: Final = 2**33
 _ORDER = attrgetter("order")
+# Plain numbers: numpy is slow to take an enumeration's.
+_STOP, _LENGTH = int(FinishReason.STOP), int(FinishReason.LENGTH)
 _NO_PAGES = np.zeros(0, np.int32)
 
 
@@ -283,14 +285,16 @@ class Scheduler:
             samples = running.advance.copy()
             samples.reshape(-1, self._slots)[list(sitting_out)] = 0
             running.fed += samples
-            np.add.at(rows, extended[0] // self._slots, extended[1])
+            tokens = np.bincount(extended[0] // self._slots, extended[1], len(rows))
+            rows += tokens.astype(np.int64)
             counts += np.bincount(done // self._slots, minlength=len(counts))
             running.extend(*extended, done)
             samples[done] = 1
             if counts[ranks].sum() < len(order.slots):
                 order = order.only(np.flatnonzero(samples[order.slots]))
         cells = self._residents.history.cells(order.slots, running.fed)
-        planned = Planned(self._next_step, ranks, counts[ranks].tolist(), order, cells, done)
+        sizes = (TOKEN_BYTES * counts[ranks]).tolist()
+        planned = Planned(self._next_step, ranks, sizes, order, cells, done)
         return planned, int(rows.max())
 
     def tidy(self) -> None:
@@ -350,13 +354,13 @@ class Scheduler:
         generated = running.generated[slots] + 1
         running.generated[slots] = generated
         finished = np.zeros(len(slots), np.int8)
-        finished[generated >= running.quota[slots]] = FinishReason.LENGTH
+        finished[generated >= running.quota[slots]] = _LENGTH
         for eos in self._config.eos_token_ids:
             ended = tokens == eos
             if ended.any():
-                finished[ended & ~running.ignore_eos[slots]] = FinishReason.STOP
-        self._stops.mark(slots, tokens, finished, FinishReason.STOP)
-        over = slots[finished != FinishReason.RUNNING]
+                finished[ended & ~running.ignore_eos[slots]] = _STOP
+        self._stops.mark(slots, tokens, finished, _STOP)
+        over = np.flatnonzero(finished)
         if len(over):
-            self._end(over)
+            self._end(slots[over])
         return TokenBatch(planned.step, rows.uids, tokens, finished)
