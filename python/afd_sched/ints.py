@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 _INT32 = np.dtype("<i4")
 _INT64 = np.dtype("<i8")
+_PACK = [struct.Struct(f"<{count}i").pack for count in range(16)]
 
 
 def pack_int32(values: ArrayLike) -> bytes:
@@ -19,7 +20,7 @@ def pack_int32(values: ArrayLike) -> bytes:
 
 def pack_few_int32(values: Sequence[int]) -> bytes:
     """A short list of Python integers, without an array in between."""
-    return struct.pack(f"<{len(values)}i", *values)
+    return _PACK[len(values)](*values) if len(values) < len(_PACK) else pack_int32(values)
 
 
 def pack_int64(values: ArrayLike) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from afd_sched.table import TableManager
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+_SLOT = attrgetter("slot")
 
 
 @dataclass(slots=True)
@@ -120,9 +122,16 @@ class Residents:
 
     def settle(self, entered: Sequence[Req], now: int) -> None:
         """Rows and pages of newly admitted requests, for all tokens that are not cached."""
-        rows = [(r.slot, r.uid, r.count, r.limit, r.sampling.ignore_eos) for r in entered]
-        slots, uids, tokens, limits, ignore_eos = np.array(sorted(rows), np.int64).T.copy()
-        self.running.enter(slots, uids, tokens, limits, ignore_eos)
+        reqs = sorted(entered, key=_SLOT)
+        slots = np.array([req.slot for req in reqs])
+        tokens = np.array([len(req.tokens) for req in reqs]) // TOKEN_BYTES
+        self.running.enter(
+            slots,
+            np.array([req.uid for req in reqs]),
+            tokens,
+            np.array([req.limit for req in reqs]),
+            np.array([req.sampling.ignore_eos for req in reqs]),
+        )
         self.running.fed[slots] = self.cache.held[slots] * self._page_size
         counts = -(-tokens // self._page_size) - self.cache.held[slots]
         taken = np.bincount(slots // self._slots, counts, len(self.cache.free))
