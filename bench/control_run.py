@@ -72,10 +72,6 @@ class TimedScheduler(Scheduler):
         self.committed_tokens, self.ended = len(batch.uids), int(np.count_nonzero(batch.finished))
         return batch
 
-    def tidy(self) -> None:
-        """As the product's."""
-        self.clock.timed("tidy", super().tidy)
-
 
 @dataclass
 class Measured:
@@ -126,10 +122,14 @@ class Run:
                 if not isinstance(arrived[1], Ready | Hello):
                     sys.exit(f"unexpected {arrived[1]}")
         self._arrive(self._ranks * self._batch, first=True)
-        self._advance()
+        self._step()
         while not self._churn and self._scheduler.committed_tokens < self._ranks * self._batch:
             self._receive()
-            self._advance()
+            self._step()
+
+    def _step(self) -> None:
+        self._advance()
+        self._loop.tidy()
 
     def _arrive(self, count: int, first: bool = False) -> None:
         for _ in range(count):
@@ -168,9 +168,9 @@ class Run:
                 sys.exit(f"unexpected {message}")
             self._loop.result(message)
 
-    def _advance(self) -> None:
+    def _advance(self) -> list[bytes]:
         """As the coordinator's loop does, without its front end's socket; part by part, so that the
-        clock is read seldom."""
+        clock is read seldom. The encoded plans."""
         link = self._link
         messages = list(self._loop.advance(time.monotonic() * 1000))
         start = time.perf_counter()
@@ -182,11 +182,8 @@ class Run:
                 link.socket.send(payload)
         self._clock.parts["encode"] += encoded - start
         self._clock.parts["publish"] += time.perf_counter() - encoded
-        self._plan_bytes += sum(
-            len(payload)
-            for (_, message), payload in zip(messages, payloads, strict=True)
-            if isinstance(message, StepPlan)
-        )
+        plans = [isinstance(message, StepPlan) for _, message in messages]
+        return [payload for payload, is_plan in zip(payloads, plans, strict=True) if is_plan]
 
     def steps(self, count: int) -> Measured:
         """Runs and times ``count`` steps; every one of them must run the whole batch."""
@@ -198,10 +195,12 @@ class Run:
             if self._churn:
                 self._arrive(self._scheduler.ended)
             cpu, wall = time.thread_time(), time.perf_counter()
-            self._advance()
-            wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+            plans = self._advance()
+            wall = time.perf_counter() - wall
+            self._clock.timed("tidy", self._loop.tidy)
+            cpu = time.thread_time() - cpu
+            self._plan_bytes += sum(map(len, plans))
             parts = self._clock.parts
-            wall -= parts["tidy"]
             parts["rest"] = wall - sum(parts[p] for p in ("commit", "plan", "encode", "publish"))
             measured.step_us.append((wall + parts["arrive"]) * 1e6)
             measured.cpu_us.append(cpu * 1e6)

@@ -94,6 +94,7 @@ class Coordinator:
                 try:
                     for rank, message in self._loop.advance(time.monotonic() * 1000):
                         self._send(rank, message)
+                    self._loop.tidy()
                 except RunFailed as error:
                     raise _Over(Failed(error.rank, str(error))) from error
         except _Over as over:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,31 +37,39 @@ class StepsExhausted(RunFailed):
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Whose tokens a step returns, rank by rank, and the cells of the history where they go."""
+
+    order: RowOrder
+    cells: I64
+
+
+_NOBODY = np.zeros(0, np.int64)
+UNKNOWN_ROWS: Final = Rows(RowOrder(_NOBODY, _NOBODY), _NOBODY)
+
+
+@dataclass(slots=True)
 class Planned:
-    """A step in flight: the bytes of tokens that each rank owes, whose they are (rank by rank), and
-    the slots whose prompts end in it."""
+    """A step in flight: the bytes of tokens that each rank owes, and the slots whose prompts end in
+    it. ``samples`` [all slots]: 1 for those that return a token, None if all resident ones do.
+    ``rows`` are worked out once the plans are on their way."""
 
     step: int
     ranks: list[int]
     sizes: list[int]
-    rows: RowOrder
-    cells: I64
     prompts: I64
+    samples: I32 | None
+    rows: Rows = UNKNOWN_ROWS
 
-    def without(self, rank: int, slots_per_rank: int) -> Planned:
-        """The step as it goes on when a rank is lost."""
+    def without(self, rank: int, slots_per_rank: int) -> None:
+        """The step goes on when a rank is lost; its rows must be known."""
         if rank not in self.ranks:
-            return self
+            return
         at = self.ranks.index(rank)
-        keep = self.rows.slots // slots_per_rank != rank
-        return Planned(
-            self.step,
-            self.ranks[:at] + self.ranks[at + 1 :],
-            self.sizes[:at] + self.sizes[at + 1 :],
-            self.rows.only(keep),
-            self.cells[keep],
-            self.prompts[self.prompts // slots_per_rank != rank],
-        )
+        del self.ranks[at], self.sizes[at]
+        keep = self.rows.order.slots // slots_per_rank != rank
+        self.rows = Rows(self.rows.order.only(keep), self.rows.cells[keep])
+        self.prompts = self.prompts[self.prompts // slots_per_rank != rank]
 
     def collect(self, results: dict[int, bytes]) -> I32:
         """The ranks' tokens end to end, in the order of ``rows``; raises StepOrderError if they

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from afd_sched.admission import Admission, AdmissionLimits
 from afd_sched.decode import LAST_UID
 from afd_sched.deltas import PlanDeltas
+from afd_sched.flight import UNKNOWN_ROWS, Planned, Rows, StepsExhausted
 from afd_sched.flight import BadResult as BadResult
-from afd_sched.flight import Planned, StepsExhausted
 from afd_sched.flight import RunFailed as RunFailed
 from afd_sched.flight import StepOrderError as StepOrderError
 from afd_sched.ints import pack_int32
@@ -191,6 +191,7 @@ class Scheduler:
             raise StepOrderError(f"step {self._in_flight[0].step} must be committed first")
         if self._next_step >= STEP_LIMIT:
             raise StepsExhausted(-1, f"step {self._next_step} is out of range; restart the engine")
+        self._lay_rows()
         spent = self._running.spent()
         if len(spent):
             self._retire(spent)
@@ -275,9 +276,10 @@ class Scheduler:
         self, ranks: list[int], extended: tuple[I64, I32], done: I64, sitting_out: set[int]
     ) -> tuple[Planned, int]:
         """Advances every slot that gets rows; the step, and the most rows of a rank."""
-        running, order = self._running, self._running.order
+        running = self._running
         rows = running.decoding.copy()
         counts = running.decoding.copy()
+        samples = None
         if not len(extended[0]) and not sitting_out:
             running.fed += running.advance
         else:
@@ -290,15 +292,23 @@ class Scheduler:
             counts += np.bincount(done // self._slots, minlength=len(counts))
             running.extend(*extended, done)
             samples[done] = 1
-            if counts[ranks].sum() < len(order.slots):
-                order = order.only(np.flatnonzero(samples[order.slots]))
-        cells = self._residents.history.cells(order.slots, running.fed)
         sizes = (TOKEN_BYTES * counts[ranks]).tolist()
-        planned = Planned(self._next_step, ranks, sizes, order, cells, done)
-        return planned, int(rows.max())
+        return Planned(self._next_step, ranks, sizes, done, samples), int(rows.max())
+
+    def _lay_rows(self) -> None:
+        """Works out whose tokens the latest step returns. No plan needs that, so it waits until the
+        plans are on their way; but not for the next plan, which moves slots and pages."""
+        if not self._in_flight or self._in_flight[-1].rows is not UNKNOWN_ROWS:
+            return
+        planned = self._in_flight[-1]
+        running, order = self._running, self._running.order
+        if planned.samples is not None and sum(planned.sizes) < TOKEN_BYTES * len(order.slots):
+            order = order.only(np.flatnonzero(planned.samples[order.slots]))
+        planned.rows = Rows(order, self._residents.history.cells(order.slots, running.fed))
 
     def tidy(self) -> None:
-        """Moves what ended into the prefix cache; to be called when nothing waits for a plan."""
+        """What can wait until the plans are on their way; the prefix cache, above all."""
+        self._lay_rows()
         self._residents.tidy(self._next_step)
 
     # ------------------------------------------------------------------------------- loss
@@ -307,6 +317,7 @@ class Scheduler:
         """An attention rank's worker is gone: its open requests wait again, with the tokens that
         are committed, and the steps in flight go on without it. Nothing is placed there until
         ``restore``."""
+        self._lay_rows()
         mine = [req for req in self._reqs.values() if req.slot // self._slots == rank]
         slots = np.array([req.slot for req in mine], np.int64)
         answers = self._residents.generated(slots) if mine else []
@@ -320,7 +331,8 @@ class Scheduler:
         self._prefill.forget(rank)
         self._deltas.forget(rank)
         self._residents.lose(rank)
-        self._in_flight = deque(planned.without(rank, self._slots) for planned in self._in_flight)
+        for planned in self._in_flight:
+            planned.without(rank, self._slots)
 
     def restore(self, rank: int) -> None:
         """A lost attention rank has a new worker, with an empty table and an empty cache."""
@@ -333,6 +345,7 @@ class Scheduler:
         StepOrderError for any other step or rank, BadResult for another count."""
         if not self._in_flight or self._in_flight[0].step != step:
             raise StepOrderError(f"step {step} is not the oldest in flight")
+        self._lay_rows()
         planned = self._in_flight[0]
         tokens = planned.collect(results)
         self._in_flight.popleft()
@@ -344,12 +357,12 @@ class Scheduler:
         return batch
 
     def _deliver(self, planned: Planned, tokens: I32) -> TokenBatch:
-        running, rows, cells = self._running, planned.rows, planned.cells
-        live = np.flatnonzero(running.open[rows.slots])
+        running, order, cells = self._running, planned.rows.order, planned.rows.cells
+        live = np.flatnonzero(running.open[order.slots])
         if len(live) < len(tokens):
-            rows = rows.only(live)
+            order = order.only(live)
             cells, tokens = cells[live], tokens[live]
-        slots = rows.slots
+        slots = order.slots
         self._residents.history.write(cells, tokens)
         generated = running.generated[slots] + 1
         running.generated[slots] = generated
@@ -363,4 +376,4 @@ class Scheduler:
         over = np.flatnonzero(finished)
         if len(over):
             self._end(slots[over])
-        return TokenBatch(planned.step, rows.uids, tokens, finished)
+        return TokenBatch(planned.step, order.uids, tokens, finished)

@@ -1,6 +1,7 @@
 """The coordinator's heart without sockets or clock: messages and times in, messages out.
 
-events ─► StepLoop ─► (who, message)…        who: a rank, or None for the front end
+events ─► StepLoop.advance ─► (who, message)…  ─► StepLoop.tidy
+                              who: a rank, or None for the front end
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class StepLoop:
         self._ffn_ranks = range(attention_ranks, attention_ranks + ffn_ranks)
         self._steps: deque[InFlight] = deque()
         self._last_commit_ms = 0.0
+        # Committed, with the number of tokens delivered and the time it took.
+        self._uncounted: list[tuple[InFlight, int, float]] = []
 
     def generate(self, message: Generate) -> Rejected | None:
         """Queues a request, or says why not."""
@@ -79,7 +82,7 @@ class StepLoop:
         return awaited
 
     def advance(self, now_ms: float) -> Iterator[Outgoing]:
-        """Everything that can be committed and published now."""
+        """Everything that can be committed and published now; ``tidy`` is due once it is sent."""
         while True:
             progressed = False
             while self._steps and self._complete(self._steps[0]):
@@ -89,8 +92,14 @@ class StepLoop:
                 yield from self._publish(bundle, now_ms)
                 progressed = True
             if not progressed:
-                self.scheduler.tidy()
                 return
+
+    def tidy(self) -> None:
+        """What can wait until the plans are on their way."""
+        for committed in self._uncounted:
+            self._count(*committed)
+        self._uncounted.clear()
+        self.scheduler.tidy()
 
     def _complete(self, step: InFlight) -> bool:
         attention_done = len(step.attention) == len(step.bundle.plans)
@@ -112,26 +121,30 @@ class StepLoop:
         batch = self.scheduler.commit(
             bundle.step, {rank: result.tokens for rank, result in step.attention.items()}
         )
-        results = step.attention.values()
-        self.statistics.wire(
-            sum([result.bytes_out for result in results]),
-            sum([result.bytes_back for result in results]),
-        )
-        ffn_waits = [result.wait_us for result in step.ffn.values()]
-        waits = [result.wait_us for result in step.attention.values()]
-        self.statistics.step(
-            tokens=len(batch.uids),
-            pure_decode=bundle.extend_tokens == 0,
-            step_ms=now_ms - max(step.published_ms, self._last_commit_ms),
-            attention_wait_ms=sum(waits) / len(waits) / 1000,
-            ffn_wait_ms=sum(ffn_waits) / len(ffn_waits) / 1000 if ffn_waits else 0.0,
-        )
+        step_ms = now_ms - max(step.published_ms, self._last_commit_ms)
+        self._uncounted.append((step, len(batch.uids), step_ms))
         self._last_commit_ms = now_ms
         return None, Tokens(
             step=batch.step,
             uids=pack_int64(batch.uids),
             tokens=pack_int32(batch.tokens),
             finished=batch.finished.tobytes(),
+        )
+
+    def _count(self, step: InFlight, tokens: int, step_ms: float) -> None:
+        results = step.attention.values()
+        self.statistics.wire(
+            sum([result.bytes_out for result in results]),
+            sum([result.bytes_back for result in results]),
+        )
+        ffn_waits = [result.wait_us for result in step.ffn.values()]
+        waits = [result.wait_us for result in results]
+        self.statistics.step(
+            tokens=tokens,
+            pure_decode=step.bundle.extend_tokens == 0,
+            step_ms=step_ms,
+            attention_wait_ms=sum(waits) / len(waits) / 1000,
+            ffn_wait_ms=sum(ffn_waits) / len(ffn_waits) / 1000 if ffn_waits else 0.0,
         )
 
     def values(self) -> dict[str, float]:

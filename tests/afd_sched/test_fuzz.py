@@ -145,6 +145,7 @@ def test_a_rogue_peer_can_end_a_run_by_name_and_do_nothing_else(
             running._handle(rng.choice(senders), message)
             assert running._loop is not None
             list(running._loop.advance(1.0))
+            running._loop.tidy()
         except (coordinator._Over, coordinator.RunFailed):
             ends += 1
     assert running._link.messages.count > 500

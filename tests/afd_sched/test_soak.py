@@ -103,6 +103,7 @@ class Soak:
             elif isinstance(message, StepPlan | FfnStep):
                 assert rank is not None
                 self._plans.append((rank, message))
+        self.loop.tidy()
         while self._plans:
             self._run(*self._plans.popleft())
 
