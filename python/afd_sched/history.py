@@ -24,6 +24,7 @@ class TokenHistory:
         self._flat = self._tokens.reshape(-1)
         self._first_page = np.repeat(np.arange(ranks) * pages_per_rank, slots_per_rank)
         self._base = np.zeros(ranks * slots_per_rank, np.int64)
+        self._unwritten: list[tuple[I64, I32]] = []
 
     def turn_page(self, slots: I64, pages: I32, index: I64) -> None:
         """Each slot's last page is ``pages``, the ``index``-th it holds."""
@@ -36,11 +37,19 @@ class TokenHistory:
         return cells
 
     def write(self, cells: I64, tokens: I32) -> None:
-        """Keeps committed tokens."""
-        self._flat[cells] = tokens
+        """Keeps committed tokens; each lies in a cache line of its own, so ``flush`` puts them
+        there when nobody waits."""
+        self._unwritten.append((cells, tokens))
+
+    def flush(self) -> None:
+        """Puts kept tokens where they belong; ``read`` does it too."""
+        for cells, tokens in self._unwritten:
+            self._flat[cells] = tokens
+        self._unwritten.clear()
 
     def read(self, slots: I64, pages: I32, counts: I64) -> bytes:
         """The cells of several slots' pages end to end, a page at a time, as int32 bytes.
         ``pages``: ``counts`` of each slot."""
+        self.flush()
         rows: I32 = self._tokens[np.repeat(self._first_page[slots], counts) + pages]
         return rows.tobytes()

@@ -199,6 +199,7 @@ class Residents:
     def tidy(self, now: int) -> None:
         """Moves prompts that have run and requests that have left into the prefix cache. Nobody
         waits for it, unless pages are short."""
+        self.history.flush()
         for slot, resident in self._prompts:
             # Whoever has left since is among the others.
             if self.by_slot.get(slot) is resident:
