@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ _BACKLOG = 4096
 T = TypeVar("T")
 
 
+@cache
 def worker_identity(rank: int) -> bytes:
     """The address of a worker at the coordinator."""
     return b"rank-%d" % rank
