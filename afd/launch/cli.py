@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import Progress
 
-from afd.errors import AfdError, ConfigError
+from afd.errors import AfdError, ConfigError, RequestError
 from afd.launch.chat import chat_loop
 from afd.launch.flags import engine_config_from, given_values, parser
 from afd.launch.report import print_resolved, topology
@@ -42,25 +42,32 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 def _sampling(arguments: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(
-        max_new_tokens=arguments.max_new_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
-        stop=tuple(arguments.stop),
-        ignore_eos=arguments.ignore_eos,
-    )
+    try:
+        return SamplingParams(
+            max_new_tokens=arguments.max_new_tokens,
+            temperature=arguments.temperature,
+            top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            seed=arguments.seed,
+            stop=tuple(arguments.stop),
+            ignore_eos=arguments.ignore_eos,
+        )
+    except RequestError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError as error:
+        raise ConfigError(
+            f"with --skip-tokenizer-init a prompt is token ids like '1 15 7', not {text!r}"
+        ) from error
 
 
 def _encode(llm: LLM, text: str, chat: bool | None) -> Prompt:
     if llm.config.engine.skip_tokenizer_init:
-        try:
-            return [int(word) for word in text.split()]
-        except ValueError as error:
-            raise ConfigError(
-                f"with --skip-tokenizer-init a prompt is token ids like '1 15 7', not {text!r}"
-            ) from error
+        return _token_ids(text)
     if chat is None:
         chat = llm.tokenizer.has_chat_template
     return llm.tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else text
@@ -135,9 +142,12 @@ def _launch(arguments: argparse.Namespace, console: Console) -> None:
         _simulate(arguments, console)
         return
     prompts = _prompts(arguments)
-    # Both are checked before minutes of building or loading.
+    # All is checked before minutes of building or loading.
     sampling = _sampling(arguments)
     engine = engine_config_from(arguments)
+    if engine.skip_tokenizer_init:
+        for prompt in prompts:
+            _token_ids(prompt)
     check_model(engine)
     interactive = not prompts
     if interactive and (arguments.json or not sys.stdin.isatty()):
