@@ -34,6 +34,16 @@ class Child:
         return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
 
+def wait(children: Sequence[Child], grace_s: float) -> None:
+    """Until all of them have ended, for at most ``grace_s``."""
+    deadline = time.monotonic() + grace_s
+    for child in children:
+        # Popen.wait polls; the descriptor wakes us at once.
+        poller = select.poll()
+        poller.register(child.pidfd, select.POLLIN)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
 class Children:
     """The processes of one launch, and the pipe whose end of file means that we are gone."""
 
@@ -80,22 +90,14 @@ class Children:
     def end(self, grace_s: float) -> None:
         """Waits up to ``grace_s`` for all to end by themselves; then cuts the lifeline, which ends
         any that still listens, and kills what is left."""
-        self._wait(grace_s)
+        wait(self._children, grace_s)
         if self._lifeline_writer >= 0:
             os.close(self._lifeline_writer)
             os.close(self.lifeline_fd)
             self.lifeline_fd = self._lifeline_writer = -1
-        self._wait(_LIFELINE_GRACE_S)
+        wait(self._children, _LIFELINE_GRACE_S)
         for child in self._children:
             child.process.kill()
             child.process.wait()
             os.close(child.pidfd)
         self._children.clear()
-
-    def _wait(self, grace_s: float) -> None:
-        deadline = time.monotonic() + grace_s
-        for child in self._children:
-            # Popen.wait polls; the descriptor wakes us at once.
-            poller = select.poll()
-            poller.register(child.pidfd, select.POLLIN)
-            poller.poll(max(0.0, deadline - time.monotonic()) * 1000)

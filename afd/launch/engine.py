@@ -15,7 +15,7 @@ import zmq
 from numpy.typing import NDArray
 
 from afd.errors import EngineDeadError, LaunchError
-from afd.launch.children import Child, Children
+from afd.launch.children import Child, Children, wait
 from afd.launch.crew import Crew, Meeting, Workers
 from afd.launch.listen import Listener, listen
 from afd.launch.resolve import ResolvedConfig
@@ -113,12 +113,16 @@ class Launch:
     def close(self) -> None:
         """Ends every process, frees the memory and writes the timeline; may be called again, or
         half-way up."""
-        if self._link is not None:
-            if not any(child is self._coordinator_process for child in self._children.ended()):
+        deadline = time.monotonic() + (0.0 if self._link is None else _STOP_GRACE_S)
+        if self._link is not None and self._coordinator_process is not None:
+            if self._coordinator_process not in self._children.ended():
                 self._link.send(Stop())
-            if self._dead is not None:
-                self._crew.raise_abort(-1 if self._dead.rank is None else self._dead.rank)
-        self._children.end(_STOP_GRACE_S if self._link is not None else 0.0)
+                # Until it has told the ranks.
+                wait([self._coordinator_process], _STOP_GRACE_S)
+            # One of them may wait for another that has heard it already.
+            lost = None if self._dead is None else self._dead.rank
+            self._crew.raise_abort(-1 if lost is None else lost)
+        self._children.end(max(0.0, deadline - time.monotonic()))
         if self._link is not None:
             self._link.close()
             self._link = None

@@ -65,6 +65,7 @@ def main() -> int:
         level=config.log_level.upper(), format=f"%(asctime)s {name}: %(levelname)s %(message)s"
     )
     link = WorkerLink(config.endpoint, config.rank, config.keys)
+    seat: Seat | None = None
     try:
         link.send(
             Hello(
@@ -76,9 +77,14 @@ def main() -> int:
         )
         executor, pages = _executor(config)
         link.send(Ready(rank=config.rank, pages=pages))
-        serve([Seat(link, executor)])
+        seat = Seat(link, executor)
+        serve([seat])
     except (AfdError, MegamoeError, PlanError, ValueError, MemoryError) as error:
         _log.debug("failed", exc_info=True)
+        if seat is not None:
+            seat.receive()
+            if seat.over:  # the launch was closed in the middle of the step
+                return 0
         link.send(WorkerFailed(rank=config.rank, reason=str(error) or type(error).__name__))
         return 1
     finally:

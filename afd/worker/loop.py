@@ -86,6 +86,7 @@ class Seat:
         while not self.over and (message := self.link.recv(0)) is not None:
             if isinstance(message, Stop):
                 self.over = True
+                self.link.dismiss()
             elif isinstance(message, Ping):
                 self.link.send(Pong(self.link.rank, message.sent_ns, time.monotonic_ns()))
             else:

@@ -102,6 +102,10 @@ class _Dealer(Generic[T]):
                 _log.warning("dropped a malformed message: %s", error)
         return None
 
+    def dismiss(self) -> None:
+        """The other end has said that it listens no more: what is queued need not be sent."""
+        self.socket.setsockopt(zmq.LINGER, 0)
+
     def close(self) -> None:
         """Sends what is queued, for at most a second, and closes."""
         self.socket.close()

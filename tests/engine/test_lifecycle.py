@@ -203,6 +203,20 @@ def test_two_engines_run_side_by_side(checkpoint: Checkpoints) -> None:
         assert alone[0].token_ids[: len(last.token_ids)] == last.token_ids
 
 
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 1), (1, 0)])
+def test_closing_in_the_middle_of_a_step_ends_every_process_in_order(
+    checkpoint: Checkpoints, m: int, n: int
+) -> None:
+    for _ in range(3):
+        llm = LLM(checkpoint("qwen3"), m=m, n=n, skip_tokenizer_init=True, threads=1)
+        processes = [child.process for child in llm._engine._children]
+        stream = llm.stream([[3, 1, 4]] * 2, LONG)
+        for _ in range(5):
+            next(stream)
+        llm.close()
+        assert [process.returncode for process in processes] == [0] * (1 + m + n)
+
+
 def test_leaving_a_stream_early_frees_its_slots(checkpoint: Checkpoints) -> None:
     path = checkpoint("mixtral")
     with LLM(path, skip_tokenizer_init=True, threads=1, max_running_requests=1) as llm:
