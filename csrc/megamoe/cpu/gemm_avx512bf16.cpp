@@ -25,7 +25,6 @@ struct Bf16PairStep {
   using Activation = uint32_t;
   using Factor = __m512bh;
   using Operand = __m512bh;
-  static constexpr int kDepth = 2;
   static constexpr int kBlockSteps = 0;
   static constexpr int kPairedRows = 3;
   static constexpr size_t kBytes = 64 * sizeof(uint16_t);
