@@ -7,10 +7,11 @@
 #include <new>
 
 #include "megamoe/cpu/amx.h"
-#include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
 
 #if defined(__x86_64__)
+#include "megamoe/cpu/intrinsics.h"
+
 MEGAMOE_TARGET("amx-tile,amx-bf16," MEGAMOE_AVX512_FEATURES)
 #include "megamoe/cpu/amx_tiles.h"
 // The emulation needs the tiles' configuration.
@@ -164,7 +165,7 @@ uint64_t add_up(const std::byte* from, size_t bytes) {
   return add_up_portable(from, bytes);
 }
 
-Work multiply(bool pairs) {
+Work multiply([[maybe_unused]] bool pairs) {
   using megamoe::cpu::Isa;
   switch (megamoe::cpu::current_isa()) {
 #if defined(__x86_64__)
