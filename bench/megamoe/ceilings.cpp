@@ -100,7 +100,7 @@ Work portable() {
   return {2.0 * 8 * 8 * kSteps, total};
 }
 
-[[gnu::target("avx512f")]] Work avx512() {
+[[gnu::target("avx512f,avx512vl")]] Work avx512() {
   __m512 sums[kChains];
   for (__m512& sum : sums) sum = _mm512_setzero_ps();
   const __m512 x = _mm512_set1_ps(1e-3f);
@@ -114,7 +114,7 @@ Work portable() {
   return {2.0 * 16 * kChains * kSteps, total};
 }
 
-[[gnu::target("avx512f,avx512bf16")]] Work avx512bf16() {
+[[gnu::target("avx512bf16,avx512vl")]] Work avx512bf16() {
   __m512 sums[kChains];
   for (__m512& sum : sums) sum = _mm512_setzero_ps();
   const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3c003c00);
