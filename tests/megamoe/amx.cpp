@@ -191,16 +191,21 @@ void check(const Packed& w, const Activations& a, const Range& range, const Prod
   }
 }
 
-Packed random_weight(Random& random) {
+// Whether a round's rows are so many and so long that the kernels take them in several blocks.
+bool several_blocks(Random& random) { return below(random, 20) == 0; }
+
+Packed random_weight(Random& random, bool long_rows) {
   const WeightType type = below(random, 2) ? WeightType::BF16 : WeightType::FP8;
+  if (long_rows) return Packed(random, 1 + below(random, 40), 2000 + below(random, 4001), type);
   // Whole steps and panels as well as any size.
   const int cols = below(random, 3) ? 1 + below(random, 300) : 32 * (1 + below(random, 9));
   return Packed(random, 1 + below(random, 100), cols, type);
 }
 
 void multiply_and_check(Random& random) {
-  const Packed w = random_weight(random);
-  const int m = 1 + below(random, below(random, 2) ? 100 : 20);
+  const bool several = several_blocks(random);
+  const Packed w = random_weight(random, several);
+  const int m = several ? 100 + below(random, 101) : 1 + below(random, below(random, 2) ? 100 : 20);
   const Activations a(random, m, w.matrix, below(random, 2) == 0);
   Range range{below(random, w.matrix.panels()), w.matrix.panels(), below(random, 2) == 0};
   if (below(random, 2)) range.end = range.begin + 1;
@@ -217,9 +222,10 @@ void multiply_and_check(Random& random) {
 
 // The product's kernels, whose instructions trap.
 void multiply_trapped(Random& random) {
-  const Packed w = random_weight(random);
+  const bool several = several_blocks(random);
+  const Packed w = random_weight(random, several);
   const bool fp8 = !w.weight.scales.empty();
-  const int m = 1 + below(random, 70);
+  const int m = several ? 100 + below(random, 101) : 1 + below(random, 70);
   const Activations a(random, m, w.matrix, below(random, 2) == 0);
   const Range range{0, w.matrix.panels(), below(random, 2) == 0};
   Product product(m, w.weight.rows);

@@ -1,11 +1,12 @@
 // Fault injection: in a small launch whose ranks are threads, one rank stops for good at one
 // protocol point (as if killed); every other rank must come back.
 //
-//   megamoe-faults abort|deadline EVERY OFFSET
+//   megamoe-faults abort|deadline slot|reduced EVERY OFFSET
 //
-// Runs a launch for each rank and each of its points whose index is OFFSET modulo EVERY. With abort
-// somebody raises the abort word for the dead rank, and the others must say so; with deadline
-// nobody does, and each must say whom it waited for, for what, and what it saw.
+// A row comes back for each slot, or a reduced one for each FFN rank. Runs a launch for each rank
+// and each of its points whose index is OFFSET modulo EVERY. With abort somebody raises the abort
+// word for the dead rank, and the others must say so; with deadline nobody does, and each must say
+// whom it waited for, for what, and what it saw.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -221,22 +222,25 @@ bool all_well(const std::vector<End>& ends, int victim, bool abort) {
 }
 
 int usage() {
-  std::fprintf(stderr, "usage: megamoe-faults abort|deadline EVERY OFFSET\n");
+  std::fprintf(stderr, "usage: megamoe-faults abort|deadline slot|reduced EVERY OFFSET\n");
   return 2;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return usage();
+  if (argc != 5) return usage();
   const bool abort = std::strcmp(argv[1], "abort") == 0;
   if (!abort && std::strcmp(argv[1], "deadline") != 0) return usage();
-  const int every = std::atoi(argv[2]);
-  const int offset = std::atoi(argv[3]);
-  const Shape shape{2, 2, 2, 2, 20, 2, 4, 2, megamoe::Wire::FP8};
+  const bool reduced = std::strcmp(argv[2], "reduced") == 0;
+  if (!reduced && std::strcmp(argv[2], "slot") != 0) return usage();
+  const int every = std::atoi(argv[3]);
+  const int offset = std::atoi(argv[4]);
+  Shape shape{2, 2, 2, 2, 20, 2, 4, 2, megamoe::Wire::FP8};
+  if (reduced) shape.return_mode = megamoe::ReturnMode::Reduced;
   Random random(1);
   const Banks banks(random, shape);
-  Lane lane{2, std::vector<float>(2 * 20, 0.5f), {1, 2, 3, 0}, {1, 1, 1, 1}};
+  Lane lane{2, std::vector<float>(2 * 20, 0.5f), {1, 3, 2, 0}, {1, 1, 1, 1}};
   const uint64_t deadline_ns = abort ? kDeadline_ns : 300'000'000;
   const std::vector<End> whole = Launch(shape, banks, lane, kDeadline_ns).run(-1, kNever, false);
   int faults = 0;

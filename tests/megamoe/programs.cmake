@@ -27,6 +27,24 @@ foreach(bug MISSING_RELEASE EARLY_REUSE)
   target_compile_definitions(megamoe-stress-${bug} PRIVATE AFD_PLANT_${bug})
 endforeach()
 
+# afd_planted(NAME HEADER RIGHT WRONG): the stress program over a header with one change.
+function(afd_planted name header right wrong)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/${header})
+  file(READ csrc/${header} text)
+  string(FIND "${text}" "${right}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "the bug ${name} is planted in '${right}', which ${header} lacks")
+  endif()
+  string(REPLACE "${right}" "${wrong}" text "${text}")
+  set(folder ${CMAKE_BINARY_DIR}/planted/${name})
+  file(GENERATE OUTPUT ${folder}/${header} CONTENT "${text}")
+  afd_test_program(megamoe-stress-${name} tests/megamoe/stress.cpp ${AFD_STRESS_OBJECTS})
+  target_include_directories(megamoe-stress-${name} BEFORE PRIVATE ${folder})
+endfunction()
+# Every task that decodes rows does so in the first one's room.
+afd_planted(SHARED_ROOM megamoe/cpu/expert_bank.h
+  "wave.room + index(task) * room_floats()" "wave.room")
+
 set_source_files_properties(csrc/megamoe/simt/entry.cu PROPERTIES LANGUAGE CXX)
 set(AFD_SIMT_SOURCES
   csrc/megamoe/simt/entry.cu

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -19,6 +18,7 @@
 #include "megamoe/cpu/target.h"
 #include "megamoe/ffn_side.h"
 #include "tests/megamoe/planted.h"
+#include "tests/megamoe/stress_reference.h"
 #include "tests/megamoe/stress_world.h"
 
 namespace {
@@ -26,10 +26,21 @@ namespace {
 using namespace stress;
 using megamoe::cpu::Pool;
 
+struct Case {
+  Shape shape;
+  WeightType weights;
+  int threads;  // an FFN rank's pool has this many, or one more
+  bool large;
+};
+
 class World {
  public:
-  World(Random& random, const Shape& shape)
-      : shape_(shape), banks_(random, shape), domain_(make_domain(shape)) {}
+  World(Random& random, const Case& drawn)
+      : shape_(drawn.shape),
+        threads_(drawn.threads),
+        banks_(random, drawn.shape, drawn.weights),
+        reference_(drawn.shape, *banks_.all),
+        domain_(make_domain(drawn.shape)) {}
 
   // All ranks over all steps; what any threw, as text ("" if all went well).
   std::vector<std::string> run(const std::vector<Step>& steps, uint64_t seed,
@@ -78,7 +89,7 @@ class World {
         for (int l = 0; l < step.lanes; ++l) {
           const Lane& lane = step.work[static_cast<size_t>(rank)][static_cast<size_t>(l)];
           delay(random);
-          if (layer > 0) collect(side, layer - 1, l, lane);
+          if (layer > 0) collect(side, rank, layer - 1, l, lane);
           if (layer == shape_.moe_layers) continue;
           delay(random);
           side.dispatch(s, layer, l, lane.x.data() + row(layer, lane) * hidden, shape_.hidden,
@@ -89,56 +100,18 @@ class World {
     }
   }
 
-  void collect(megamoe::AttentionSide<AttentionTarget>& side, int layer, int l, const Lane& lane) {
-    const auto hidden = static_cast<size_t>(shape_.hidden);
-    std::vector<float> out(static_cast<size_t>(lane.tokens) * hidden, 1e30f);
+  void collect(megamoe::AttentionSide<AttentionTarget>& side, int rank, int layer, int l,
+               const Lane& lane) {
+    const auto elements = static_cast<size_t>(lane.tokens) * static_cast<size_t>(shape_.hidden);
+    std::vector<float> out(elements, 1e30f);
     side.combine(l, out.data(), shape_.hidden);
-    if (out != expected(layer, lane)) throw std::runtime_error("a combined row differs");
-  }
-
-  // The colocated path's sum over slots, of rows as the wire hands them over.
-  std::vector<float> expected(int layer, const Lane& lane) {
-    const auto hidden = static_cast<size_t>(shape_.hidden);
-    const auto top_k = static_cast<size_t>(shape_.top_k);
-    const auto tokens = static_cast<size_t>(lane.tokens);
-    const std::vector<float> x = as_published(lane.x.data() + row(layer, lane) * hidden, tokens);
-    std::vector<float> sum(tokens * hidden);
-    std::vector<float> returned(tokens * hidden);
-    std::vector<int32_t> ids(tokens);
-    std::vector<float> weights(tokens);
-    const std::lock_guard<std::mutex> lock(reference_);
-    for (size_t slot = 0; slot < top_k; ++slot) {
-      for (size_t token = 0; token < tokens; ++token) {
-        ids[token] = lane.ids[(row(layer, lane) + token) * top_k + slot];
-        weights[token] = lane.weights[(row(layer, lane) + token) * top_k + slot];
-      }
-      banks_.all->forward(pool_, layer,
-                          {x.data(), shape_.hidden, ids.data(), weights.data(), returned.data(),
-                           shape_.hidden, lane.tokens, 1});
-      for (size_t i = 0; i < sum.size(); ++i) {
-        const bool whole = shape_.wire == megamoe::Wire::FP32;
-        sum[i] += whole ? returned[i] : megamoe::bf16_decode(megamoe::bf16_encode(returned[i]));
-      }
+    if (out != reference_.expected(rank, layer, lane)) {
+      throw std::runtime_error("a combined row differs");
     }
-    return sum;
-  }
-
-  std::vector<float> as_published(const float* x, size_t tokens) const {
-    const auto hidden = static_cast<size_t>(shape_.hidden);
-    std::vector<std::byte> row(hidden * sizeof(float));
-    std::vector<std::byte> scales(hidden * sizeof(float));
-    std::vector<float> read(tokens * hidden);
-    for (size_t token = 0; token < tokens; ++token) {
-      float* room = read.data() + token * hidden;
-      FfnTarget::encode_row(shape_, x + token * hidden, row.data(), scales.data());
-      const float* values = FfnTarget::decode_row(shape_, {row.data(), scales.data()}, room);
-      if (values != room) std::copy_n(values, hidden, room);
-    }
-    return read;
   }
 
   void serve(int rank, const std::vector<Step>& steps, Random& random) {
-    Pool pool(1 + rank % 2);
+    Pool pool(threads_ + rank % 2);
     const auto& bank = banks_.ranks[static_cast<size_t>(rank)]->bank();
     domain_->agree_on_owners(owner_table(shape_));
     megamoe::FfnSide<FfnTarget> side(domain_->memory(), rank, owned_index(shape_, rank, bank),
@@ -150,10 +123,10 @@ class World {
   }
 
   Shape shape_;
+  int threads_;
   Banks banks_;
+  Reference reference_;
   std::unique_ptr<Domain> domain_;
-  std::mutex reference_;
-  Pool pool_{1};
 };
 
 bool check(const std::vector<std::string>& ends, bool abort_allowed, uint64_t round) {
@@ -169,15 +142,31 @@ bool check(const std::vector<std::string>& ends, bool abort_allowed, uint64_t ro
   return good;
 }
 
-bool run_round(uint64_t seed) {
-  Random random(seed);
-  Shape shape = random_shape(random);
+// Now and then so many elements that an FFN rank's pool shares every part of its work, and so many
+// rows that they take several waves.
+Case random_case(Random& random) {
+  Case drawn{random_shape(random), static_cast<WeightType>(below(random, 3)), 1 + below(random, 3),
+             below(random, 4) == 0};
+  Shape& shape = drawn.shape;
   shape.wire = static_cast<megamoe::Wire>(below(random, 3));
+  shape.scale_format = static_cast<megamoe::ScaleFormat>(below(random, 3));
+  shape.return_mode = static_cast<megamoe::ReturnMode>(below(random, 2));
+  if (drawn.large) {
+    drawn.threads = 2;
+    shape.lanes = 1;
+    shape.moe_layers = 1 + below(random, 2);
+    shape.max_tokens = 150 + below(random, 150);
+    shape.hidden = 400 + below(random, 200);
+  }
+  return drawn;
+}
+
+bool run_round(uint64_t seed, const Case& drawn, Random& random) {
   std::vector<Step> steps;
-  for (int i = 0; i < 8; ++i) steps.push_back(random_step(random, shape));
-  World whole(random, shape);
+  for (int i = 0; i < (drawn.large ? 3 : 8); ++i) steps.push_back(random_step(random, drawn.shape));
+  World whole(random, drawn);
   if (!check(whole.run(steps, seed), false, seed)) return false;
-  World aborted(random, shape);
+  World aborted(random, drawn);
   const std::chrono::microseconds after(1 + below(random, 20'000));
   return check(aborted.run(steps, seed + 1, after), true, seed);
 }
@@ -191,9 +180,14 @@ int main(int argc, char** argv) {
   }
   const uint64_t seed = std::strtoull(argv[1], nullptr, 10);
   const uint64_t rounds = std::strtoull(argv[2], nullptr, 10);
+  uint64_t large = 0;
   for (uint64_t round = 0; round < rounds; ++round) {
-    if (!run_round(seed + round)) return 1;
+    Random random(seed + round);
+    const Case drawn = random_case(random);
+    if (!run_round(seed + round, drawn, random)) return 1;
+    large += drawn.large;
   }
-  std::printf("%llu rounds agree\n", static_cast<unsigned long long>(rounds));
+  std::printf("%llu rounds agree, %llu of them large\n", static_cast<unsigned long long>(rounds),
+              static_cast<unsigned long long>(large));
   return 0;
 }

@@ -15,20 +15,17 @@
 #include "megamoe/cpu/colocated.h"
 #include "megamoe/cpu/domain.h"
 #include "megamoe/layout.h"
+#include "tests/megamoe/stress_weights.h"
 
 namespace stress {
 
 using megamoe::Shape;
 using megamoe::cpu::ColocatedExperts;
 using megamoe::cpu::Domain;
-using Random = std::mt19937_64;
+using megamoe::cpu::WeightType;
 
 inline constexpr uint64_t kDeadline_ns = 60'000'000'000;
 inline constexpr int kWidth = 20;
-
-inline int below(Random& random, int end) {
-  return static_cast<int>(random() % static_cast<uint64_t>(end));
-}
 
 // Nothing, a yield, or long enough that the partner sleeps.
 inline void delay(Random& random) {
@@ -91,13 +88,6 @@ inline Step random_step(Random& random, const Shape& shape) {
   return step;
 }
 
-inline std::vector<float> random_weight(Random& random, int rows, int cols) {
-  std::normal_distribution<float> normal(0.0f, 0.2f);
-  std::vector<float> weight(static_cast<size_t>(rows) * static_cast<size_t>(cols));
-  for (float& value : weight) value = normal(random);
-  return weight;
-}
-
 // Experts are dealt to FFN ranks in turn; expert 0 lies on every rank, which share its sources.
 inline int owner_of(const Shape& shape, int attention_rank, int expert) {
   return (expert == 0 ? attention_rank : expert) % shape.ffn_ranks;
@@ -121,10 +111,9 @@ struct Banks {
   std::vector<std::unique_ptr<ColocatedExperts>> ranks;
   std::unique_ptr<ColocatedExperts> all;
 
-  Banks(Random& random, const Shape& shape) {
+  Banks(Random& random, const Shape& shape, WeightType type = WeightType::FP32) {
     const auto make = [&](const std::vector<int32_t>& ids) {
-      return std::make_unique<ColocatedExperts>(shape.moe_layers, ids, shape.hidden, kWidth,
-                                                megamoe::cpu::WeightType::FP32);
+      return std::make_unique<ColocatedExperts>(shape.moe_layers, ids, shape.hidden, kWidth, type);
     };
     std::vector<std::vector<int32_t>> owned(static_cast<size_t>(shape.ffn_ranks));
     std::vector<int32_t> every;
@@ -138,14 +127,11 @@ struct Banks {
     all = make(every);
     for (int layer = 0; layer < shape.moe_layers; ++layer) {
       for (int e = 0; e < shape.experts; ++e) {
-        const auto gate = random_weight(random, kWidth, shape.hidden);
-        const auto up = random_weight(random, kWidth, shape.hidden);
-        const auto down = random_weight(random, shape.hidden, kWidth);
+        const RandomExpert expert(random, shape.hidden, kWidth, type);
         for (int f = 0; f < shape.ffn_ranks; ++f) {
-          if (!holds(shape, f, e)) continue;
-          ranks[static_cast<size_t>(f)]->bank().load(layer, e, gate.data(), up.data(), down.data());
+          if (holds(shape, f, e)) expert.load(ranks[static_cast<size_t>(f)]->bank(), layer, e);
         }
-        all->bank().load(layer, e, gate.data(), up.data(), down.data());
+        expert.load(all->bank(), layer, e);
       }
     }
   }

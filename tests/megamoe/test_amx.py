@@ -60,8 +60,8 @@ def test_the_boundary_and_the_attention_side_on_emulated_tiles() -> None:
     find = (f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}")
     folder = built("_megamoe", arguments=find, AFD_PYTHON="ON", AFD_AMX_EMULATED="ON")
     (module,) = folder.glob("_megamoe*.so")
-    tests = [f"tests/{name}" for name in ("megamoe/test_fp8_weights.py", "megamoe/test_boundary.py",
-                                          "attention_ops/test_linear.py")]  # fmt: skip
+    names = ("test_fp8_weights.py", "test_boundary.py", "test_random_steps.py", "test_shapes.py")
+    tests = [*(f"tests/megamoe/{name}" for name in names), "tests/attention_ops/test_linear.py"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.megamoe.with_extension", str(module), "-v", *tests],
         cwd=ROOT, capture_output=True, text=True,

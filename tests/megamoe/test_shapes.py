@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from afd._megamoe import Experts, Pool, ReturnMode, ScaleFormat, WeightType, Wire
+from tests.megamoe.checks import assert_steps_match
 from tests.megamoe.fp8_weights import random_weights
-from tests.megamoe.reference import assert_matches
 from tests.megamoe.world import Routed, Shape, open_world
 
 HIDDEN = (576, 2048, 2880, 3072, 4096, 5120)
@@ -69,10 +69,7 @@ def _check_case(i: int, type: WeightType) -> None:
     ]
     with open_world(shape, weights) as world:
         results = world.run(steps)
-    for step, outputs in zip(steps, results, strict=True):
-        for a, (routed,) in step.items():
-            expected = shape.expected(weights, 0, a, routed)
-            assert_matches(outputs[a][0][0], expected, shape.wire)
+    assert_steps_match(weights, shape, steps, results)
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -87,6 +84,20 @@ def test_published_shapes(i: int, type: WeightType) -> None:
 def test_every_hidden_size_with_every_width(i: int, type: WeightType) -> None:
     """The last block of FP8 scales is partial for hidden 576 and 2880, width 192 and 2880."""
     _check_case(i, type)
+
+
+@pytest.mark.parametrize("type", [WeightType.BF16, WeightType.FP8])
+def test_a_published_shape_with_more_rows_than_a_tile(type: WeightType) -> None:
+    """A prompt's worth: both experts multiply 117 rows, a tile of 96 and the rest."""
+    shape = Shape(attention_ranks=2, ffn_ranks=1, lanes=1, max_tokens=64, hidden=4096, top_k=2,
+                  experts=2, moe_layers=1, wire=Wire.FP32, width=768)  # fmt: skip
+    rng = np.random.default_rng(5)
+    weights = random_weights(rng, 1, (0, 1), shape.hidden, shape.width, type)
+    steps = [{a: [_routed(rng, shape, (0, 1), n)] for a, n in enumerate((64, 53))}]
+    with open_world(shape, weights, threads=2) as world:
+        results = world.run(steps)
+        np.testing.assert_array_equal(world.ffn[0].expert_tokens, [[117, 117]])
+    assert_steps_match(weights, shape, steps, results)
 
 
 def test_weights_that_no_token_visits_are_not_touched() -> None:
