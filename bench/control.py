@@ -3,13 +3,16 @@
     python bench/control.py [--json] [--ranks 68] [--batch 96] [--steps 600] [--no-scaling]
 
 A step is timed from the moment its results are filed to the moment the last plan is handed to ZMQ:
-arrivals, commit, plan, encode, publish, and the rest of the loop. What the coordinator does before
-that (receive) and after it, while the workers run (tidy: the prefix cache), is printed beside it
-and is in the CPU time. Workers are DEALER sockets in a process of their own that keep the
+arrivals, commit, plan, encode, publish (of the tokens to the front end, too), and the rest of the
+loop. What the coordinator does before that (receive) and after it, while the workers run (tidy: the
+prefix cache, whose tokens the next step returns, the token history, statistics), is printed beside
+it; *with tidy* is a step and what follows it, and so is the CPU time. Exactly one step is committed
+and one planned in each. Workers are DEALER sockets in a process of their own that keep the
 product's slot tables and return random tokens. The coordinator's thread has a core to itself, as it
 would have beside a rack; the sockets' own thread and all workers share the others. *steady*:
-nothing arrives or ends. *churn*: 1 % of the requests end in each step and as many arrive. Wall time
-includes what else the machine does; CPU time is the coordinator's thread alone.
+nothing arrives or ends. *churn*: 1 % of the requests end in each step and as many arrive, with
+prompts of about 100 tokens, none like another; longer ones cost more (they have more pages). Wall
+time includes what else the machine does; CPU time is the coordinator's thread alone.
 """
 
 from __future__ import annotations
@@ -94,6 +97,7 @@ def report(ranks: int, batch: int, steps: int, scaling_steps: int) -> dict[str, 
         "batch": batch,
         "steps": steps,
         "step_us": {name: percentiles(phase.step_us) for name, phase in phases.items()},
+        "whole_us": {name: percentiles(phase.whole_us) for name, phase in phases.items()},
         "step_cpu_us": {name: percentiles(phase.cpu_us) for name, phase in phases.items()},
         "parts_us": {
             name: {part: percentiles(phase.parts_us[part]) for part in PARTS}
@@ -120,7 +124,9 @@ def table(values: dict[str, Any]) -> str:
         lines.append(f"{name + ' step':22}{numbers['p50']:10.0f}{numbers['p99']:10.0f}")
         for part, split in values["parts_us"][name].items():
             lines.append(f"  {part:20}{split['p50']:10.0f}{split['p99']:10.0f}")
-        lines.append(f"  {'CPU of the step':20}{cpu['p50']:10.0f}{cpu['p99']:10.0f}")
+        whole = values["whole_us"][name]
+        lines.append(f"  {'with tidy':20}{whole['p50']:10.0f}{whole['p99']:10.0f}")
+        lines.append(f"  {'CPU, with tidy':20}{cpu['p50']:10.0f}{cpu['p99']:10.0f}")
         lines.append(f"  arrivals and ends    {values['changes_per_step'][name]:10.1f}")
     ratio = values["baseline_cpu_us"] / values["ours_cpu_us"]
     lines += [

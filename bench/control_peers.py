@@ -1,4 +1,5 @@
-"""The workers of control.py: slot tables behind real sockets, random tokens instead of a model.
+"""The workers and the front end of control.py: slot tables behind real sockets, random tokens
+instead of a model, and somebody who takes the tokens in.
 
 python bench/control_peers.py ENDPOINT ATTENTION_RANKS FFN_RANKS BATCH
 """
@@ -14,7 +15,7 @@ import zmq
 from control_run import CONTEXT_LENGTH, PAGE_SIZE, pages_per_rank
 
 from afd_sched.ints import pack_int32
-from afd_sched.links import worker_identity
+from afd_sched.links import FRONTEND, worker_identity
 from afd_sched.messages import (
     PROTOCOL_VERSION,
     FfnResult,
@@ -52,8 +53,17 @@ def serve(endpoint: str, attention_ranks: int, ffn_ranks: int, batch: int) -> No
         socket.send(encode(Ready(rank, pages_per_rank(batch) if role == "attention" else 0)))
         poller.register(socket, zmq.POLLIN)
         rank_of[socket] = rank
+    frontend = context.socket(zmq.DEALER)
+    frontend.setsockopt(zmq.IDENTITY, FRONTEND)
+    frontend.setsockopt(zmq.LINGER, 0)
+    frontend.connect(endpoint)
+    frontend.send(encode(Hello(PROTOCOL_VERSION, "frontend", -1, 0)))
+    poller.register(frontend, zmq.POLLIN)
     while True:
         for socket, _ in poller.poll():
+            if socket is frontend:
+                frontend.recv()
+                continue
             message = decode(socket.recv())
             rank = rank_of[socket]
             if isinstance(message, Stop):

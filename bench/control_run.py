@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from afd_sched.ints import pack_int32
-from afd_sched.links import CoordinatorLink, worker_identity
+from afd_sched.links import FRONTEND, CoordinatorLink, worker_identity
 from afd_sched.messages import (
     FfnResult,
     Generate,
@@ -61,6 +61,7 @@ class TimedScheduler(Scheduler):
     churn = False
     committed_tokens = 0
     ended = 0
+    commits = 0
 
     def plan(self) -> StepBundle | None:
         """As the product's."""
@@ -70,14 +71,17 @@ class TimedScheduler(Scheduler):
         """As the product's; counts what it delivers."""
         batch: TokenBatch = self.clock.timed("commit", super().commit, step, results)
         self.committed_tokens, self.ended = len(batch.uids), int(np.count_nonzero(batch.finished))
+        self.commits += 1
         return batch
 
 
 @dataclass
 class Measured:
-    """One phase; ``plan_bytes`` per attention rank and ``changes`` per step are means."""
+    """One phase; ``whole_us`` is the step and what follows it; ``plan_bytes`` per attention rank
+    and ``changes`` per step are means."""
 
     step_us: list[float] = field(default_factory=list)
+    whole_us: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)
     parts_us: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PARTS})
     plan_bytes: float = 0.0
@@ -162,24 +166,25 @@ class Run:
             self._clock.timed("receive", self._drain)
 
     def _drain(self) -> None:
-        while (arrived := self._link.recv()) is not None:
+        oldest = self._loop._steps[0]
+        # What follows is the next step's, which workers without a model have run already.
+        while not self._loop._complete(oldest) and (arrived := self._link.recv()) is not None:
             message = arrived[1]
             if not isinstance(message, StepResult | FfnResult):
                 sys.exit(f"unexpected {message}")
             self._loop.result(message)
 
     def _advance(self) -> list[bytes]:
-        """As the coordinator's loop does, without its front end's socket; part by part, so that the
-        clock is read seldom. The encoded plans."""
+        """As the coordinator's loop does; part by part, so that the clock is read seldom. The
+        encoded plans."""
         link = self._link
         messages = list(self._loop.advance(time.monotonic() * 1000))
         start = time.perf_counter()
         payloads = [link.encode(message) for _, message in messages]
         encoded = time.perf_counter()
         for (rank, _), payload in zip(messages, payloads, strict=True):
-            if rank is not None:
-                link.socket.send(worker_identity(rank), zmq.SNDMORE)
-                link.socket.send(payload)
+            link.socket.send(FRONTEND if rank is None else worker_identity(rank), zmq.SNDMORE)
+            link.socket.send(payload)
         self._clock.parts["encode"] += encoded - start
         self._clock.parts["publish"] += time.perf_counter() - encoded
         plans = [isinstance(message, StepPlan) for _, message in messages]
@@ -191,6 +196,7 @@ class Run:
         self._plan_bytes = 0
         for _ in range(count):
             self._clock.parts = dict.fromkeys(PARTS, 0.0)
+            self._scheduler.commits = 0
             self._receive()
             if self._churn:
                 self._arrive(self._scheduler.ended)
@@ -203,6 +209,7 @@ class Run:
             parts = self._clock.parts
             parts["rest"] = wall - sum(parts[p] for p in ("commit", "plan", "encode", "publish"))
             measured.step_us.append((wall + parts["arrive"]) * 1e6)
+            measured.whole_us.append((wall + parts["arrive"] + parts["tidy"]) * 1e6)
             measured.cpu_us.append(cpu * 1e6)
             for part in PARTS:
                 measured.parts_us[part].append(parts[part] * 1e6)
@@ -212,9 +219,14 @@ class Run:
         return measured
 
     def _check(self) -> None:
-        want, got = self._ranks * self._batch, self._scheduler.committed_tokens
-        if not self._churn and got != want:
-            sys.exit(f"a step committed {got} tokens, {want} were running")
+        scheduler, want = self._scheduler, self._ranks * self._batch
+        if not self._churn and scheduler.committed_tokens != want:
+            sys.exit(f"a step committed {scheduler.committed_tokens} tokens, {want} were running")
+        if scheduler.commits != 1:
+            sys.exit(f"{scheduler.commits} steps were committed in one")
+        left = scheduler.running + scheduler.waiting
+        if left + scheduler.ended != want:
+            sys.exit(f"{left} requests were left of {want}, and {scheduler.ended} had ended")
 
     def stop(self) -> None:
         """Ends the workers."""

@@ -2,15 +2,18 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
+#include <latch>
 #include <new>
 
 #include "megamoe/cpu/amx.h"
-#include "megamoe/cpu/intrinsics.h"
 #include "megamoe/cpu/isa.h"
 
 #if defined(__x86_64__)
+#include "megamoe/cpu/intrinsics.h"
+
 MEGAMOE_TARGET("amx-tile,amx-bf16," MEGAMOE_AVX512_FEATURES)
 #include "megamoe/cpu/amx_tiles.h"
 // The emulation needs the tiles' configuration.
@@ -164,7 +167,7 @@ uint64_t add_up(const std::byte* from, size_t bytes) {
   return add_up_portable(from, bytes);
 }
 
-Work multiply(bool pairs) {
+Work multiply([[maybe_unused]] bool pairs) {
   using megamoe::cpu::Isa;
   switch (megamoe::cpu::current_isa()) {
 #if defined(__x86_64__)
@@ -195,29 +198,47 @@ Ceilings::Buffer Ceilings::buffer(int value) {
   return Buffer(static_cast<std::byte*>(data));
 }
 
-Ceilings::Ceilings(Clock clock) : clock_(clock), from_(buffer(1)), to_(buffer(2)) {}
+// Each buffer is touched first by a thread of its own, so that they spread over NUMA nodes.
+Ceilings::Ceilings(Clock clock, int threads)
+    : clock_(clock), pool_(threads), from_(static_cast<size_t>(threads)), to_(buffer(2)) {
+  together_ns([this](size_t i) { from_[i] = buffer(1); });
+}
+
+double Ceilings::together_ns(const std::function<void(size_t)>& work) {
+  std::latch all_here(threads());
+  std::vector<uint64_t> elapsed_ns(static_cast<size_t>(threads()));
+  // Nobody goes on before all have an index: each thread takes one.
+  pool_.parallel_for(threads(), [&](int thread) {
+    all_here.arrive_and_wait();
+    const auto i = static_cast<size_t>(thread);
+    const uint64_t start = clock_.now_ns();
+    work(i);
+    elapsed_ns[i] = clock_.now_ns() - start;
+  });
+  return static_cast<double>(*std::max_element(elapsed_ns.begin(), elapsed_ns.end()));
+}
 
 double Ceilings::read_gbps() {
-  const uint64_t start = clock_.now_ns();
-  const uint64_t sum = add_up(from_.get(), kBytes);
-  const uint64_t elapsed_ns = clock_.now_ns() - start;
-  sink_ = sink_ + sum;
-  return static_cast<double>(kBytes) / static_cast<double>(elapsed_ns);
+  const double elapsed_ns =
+      together_ns([this](size_t i) { sink_ += add_up(from_[i].get(), kBytes); });
+  return static_cast<double>(kBytes) * threads() / elapsed_ns;
 }
 
 double Ceilings::copy_gbps() {
   const uint64_t start = clock_.now_ns();
-  std::memcpy(to_.get(), from_.get(), kBytes);
+  std::memcpy(to_.get(), from_[0].get(), kBytes);
   asm volatile("" : : "r"(to_.get()) : "memory");
   return 2.0 * static_cast<double>(kBytes) / static_cast<double>(clock_.now_ns() - start);
 }
 
 double Ceilings::peak_gflops(bool pairs) {
-  const uint64_t start = clock_.now_ns();
-  const Work work = multiply(pairs);
-  const uint64_t elapsed_ns = clock_.now_ns() - start;
-  sink_ = sink_ + static_cast<uint64_t>(work.checksum);
-  return work.flops / static_cast<double>(elapsed_ns);
+  std::vector<double> flops(static_cast<size_t>(threads()));
+  const double elapsed_ns = together_ns([&](size_t i) {
+    const Work work = multiply(pairs);
+    sink_ += static_cast<uint64_t>(work.checksum);
+    flops[i] = work.flops;
+  });
+  return flops[0] * threads() / elapsed_ns;
 }
 
 }  // namespace bench

@@ -1,5 +1,6 @@
 // megamoe-bench-ffn: one FFN rank's layer, weights cold, as the persistent loop runs it. Figures
 // are of one lane; with several, each takes its share of one serve.
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -16,6 +17,7 @@ namespace {
 
 using bench::Target;
 using megamoe::cpu::ExpertBank;
+using megamoe::cpu::PackedMatrix;
 using megamoe::cpu::WeightType;
 
 constexpr const char* kName = "megamoe-bench-ffn";
@@ -41,12 +43,16 @@ void fill(ExpertBank& bank, WeightType type) {
   }
 }
 
+constexpr int kRows = megamoe::cpu::TileSchedule::kTileRows;
+constexpr int kChunk = 16;  // panels, as the bank takes them
+constexpr size_t kColumns = size_t{kRows} * kChunk * PackedMatrix::kPanel;
+
 class Bench {
  public:
   explicit Bench(const bench::Options& options)
       : options_(options),
         shape_(options.shape()),
-        ceilings_(options.clock),
+        ceilings_(options.clock, options.threads),
         domain_(bench::make_domain(shape_)),
         bank_(1, owned(options), options.hidden, options.width, options.weights),
         pool_(options.threads),
@@ -71,9 +77,8 @@ class Bench {
       gate_up_.push_back(gate_up_us);
       down_.push_back(down_us);
       compute_.push_back(compute_us);
-      read_.push_back(ceilings_.read_gbps() * options_.threads);
-      peak_.push_back(ceilings_.peak_gflops(options_.weights != WeightType::FP32) *
-                      options_.threads);
+      read_.push_back(ceilings_.read_gbps());
+      peak_.push_back(ceilings_.peak_gflops(options_.weights != WeightType::FP32));
     }
     print();
   }
@@ -133,44 +138,51 @@ class Bench {
     return us;
   }
 
-  // Every tile times one of the layer's matrices and nothing else, on one thread; the share of the
-  // threads that serve has.
-  double gemm(const megamoe::cpu::PackedMatrix& weight) {
-    using megamoe::cpu::PackedMatrix;
-    constexpr int kChunk = 16;  // panels, as the bank takes them
-    constexpr int kRows = megamoe::cpu::TileSchedule::kTileRows;
-    const int panels = weight.panels() / bank_.owned();
-    const size_t stride = PackedMatrix::pair_words(weight.cols());
-    std::vector<float> columns(static_cast<size_t>(kRows) * kChunk * PackedMatrix::kPanel);
-    std::vector<uint32_t> pairs(kRows * stride);
-    const uint32_t* rounded[kRows];
-    float* y[kRows];
+  // Every tile times one of the layer's matrices and nothing else, on the threads that serve has.
+  double gemm(const PackedMatrix& weight) {
+    columns_.resize(static_cast<size_t>(options_.threads) * kColumns);
+    zeros_.assign(kRows * row_words(weight), 0.0f);
+    zero_pairs_.assign(kRows * row_words(weight), 0);
+    const int chunks = (weight.panels() / bank_.owned() + kChunk - 1) / kChunk;
+    const int tasks = static_cast<int>(schedule_.tiles().size()) * chunks;
+    std::atomic<int> next{0};
     const uint64_t start = options_.clock.now_ns();
-    for (const megamoe::Tile& tile : schedule_.tiles()) {
-      const int base = tile.expert * panels;
-      for (int begin = 0; begin < panels; begin += kChunk) {
-        const int end = std::min(panels, begin + kChunk);
-        for (int r = 0; r < tile.rows; ++r) {
-          rounded[r] = pairs.data() + static_cast<size_t>(r) * stride;
-          y[r] = columns.data() + static_cast<int64_t>(r) * kChunk * PackedMatrix::kPanel -
-                 int64_t{base + begin} * PackedMatrix::kPanel;
-        }
-        const std::byte* next = base + end < weight.panels() ? weight.panel(base + end) : nullptr;
-        if (weight.takes_pairs()) {
-          megamoe::cpu::gemm_pairs(rounded, y, tile.rows, weight, base + begin, base + end, next);
-        } else {
-          megamoe::cpu::gemm_rows(narrow_rows(weight.cols()), y, tile.rows, weight, base + begin,
-                                  base + end, false, next);
-        }
+    pool_.parallel_for(options_.threads, [&](int thread) {
+      float* columns = columns_.data() + static_cast<size_t>(thread) * kColumns;
+      for (int task; (task = next.fetch_add(1)) < tasks;) {
+        multiply(weight, schedule_.tiles()[static_cast<size_t>(task / chunks)], task % chunks,
+                 columns);
       }
-    }
-    return static_cast<double>(options_.clock.now_ns() - start) * 1e-3 / options_.threads;
+    });
+    return static_cast<double>(options_.clock.now_ns() - start) * 1e-3;
   }
 
-  const float* const* narrow_rows(int cols) {
-    zeros_.assign(static_cast<size_t>(cols), 0.0f);
-    zero_rows_.assign(megamoe::cpu::TileSchedule::kTileRows, zeros_.data());
-    return zero_rows_.data();
+  // From one row of activations to the next, each of its own as in serve.
+  static size_t row_words(const PackedMatrix& weight) {
+    return PackedMatrix::pair_words(weight.takes_pairs() ? weight.cols() : 2 * weight.cols());
+  }
+
+  // A tile times one chunk of its expert's panels.
+  void multiply(const PackedMatrix& weight, const megamoe::Tile& tile, int chunk,
+                float* columns) const {
+    const int panels = weight.panels() / bank_.owned();
+    const int begin = tile.expert * panels + chunk * kChunk;
+    const int end = std::min(begin + kChunk, (tile.expert + 1) * panels);
+    const std::byte* next = end < weight.panels() ? weight.panel(end) : nullptr;
+    const size_t stride = row_words(weight);
+    const uint32_t* rounded[kRows];
+    const float* rows[kRows];
+    float* y[kRows];
+    for (int r = 0; r < tile.rows; ++r) {
+      rounded[r] = zero_pairs_.data() + static_cast<size_t>(r) * stride;
+      rows[r] = zeros_.data() + static_cast<size_t>(r) * stride;
+      y[r] = columns + (int64_t{r} * kChunk - begin) * PackedMatrix::kPanel;
+    }
+    if (weight.takes_pairs()) {
+      megamoe::cpu::gemm_pairs(rounded, y, tile.rows, weight, begin, end, next);
+    } else {
+      megamoe::cpu::gemm_rows(rows, y, tile.rows, weight, begin, end, false, next);
+    }
   }
 
   double compute() {
@@ -196,10 +208,10 @@ class Bench {
     const std::vector<bench::Phase> phases{
         {"gate_up", gate_up, weights * 2 / 3, flops * 2 / 3},
         {"down", down, weights / 3, flops / 3},
-        {"swiglu_and_rounding", std::max(0.0, compute - gate_up - down), 0, 0},
-        {"pull_and_write_back", std::max(0.0, serve - compute), rows, 0}};
+        {"swiglu_and_rounding", compute - gate_up - down, 0, 0, 0, true},
+        {"pull_and_write_back", serve - compute, 0, 0, 0, true}};
     bench::report(kName, options_, {"serve", serve, weights + rows, flops},
-                  {bench::median(read_), bench::median(peak_), "read"}, phases,
+                  {bench::median(read_), bench::median(peak_), "read", ceilings_.threads()}, phases,
                   {{"experts_visited", visited_}, {"copies", copies}});
   }
 
@@ -215,8 +227,9 @@ class Bench {
   std::vector<int32_t> ranks_;
   megamoe::cpu::TileSchedule schedule_;
   std::vector<const float*> rows_;
-  std::vector<float> zeros_;
-  std::vector<const float*> zero_rows_;
+  std::vector<float> columns_;  // [threads][kColumns]
+  std::vector<float> zeros_;    // [kRows][row_words]
+  std::vector<uint32_t> zero_pairs_;
   megamoe::cpu::ExpertScratch scratch_;
   std::vector<double> serve_, gate_up_, down_, compute_, read_, peak_;
   int visited_ = 0;

@@ -31,7 +31,7 @@ constexpr const char* kHelp =
     "  --attention-ranks --ffn-ranks --lanes N (1)\n"
     "  --tokens N             per attention rank and lane (64; roundtrip: 0)\n"
     "  --wire fp8|bf16|fp32   what crosses the boundary (fp8)\n"
-    "  --scales fp32-128|ue8m0-128|ue8m0-32    of the FP8 wire (fp32-128)\n"
+    "  --wire-scales fp32-128|ue8m0-128|ue8m0-32    of the FP8 wire (fp32-128)\n"
     "  --return-mode slot|reduced              rows that come back (slot)\n"
     "  --weights bf16|fp8|fp32                 of the experts (bf16)\n"
     "  --threads N            of the FFN (1)\n"
@@ -46,12 +46,13 @@ constexpr const char* kHelp =
   std::exit(2);
 }
 
-template <class T>
-T one_of(const std::string& value, const std::map<std::string, T>& known) {
-  const auto found = known.find(value);
-  if (found != known.end()) return found->second;
+template <class T, size_t kCount>
+T one_of(const std::string& value, const Named<T> (&known)[kCount]) {
   std::string names;
-  for (const auto& [name, _] : known) names += (names.empty() ? "" : ", ") + name;
+  for (const auto& [name, named] : known) {
+    if (value == name) return named;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
   throw std::invalid_argument("'" + value + "' is not one of " + names);
 }
 
@@ -81,10 +82,6 @@ void use_preset(Options& options, const std::string& name) {
 using Setter = std::function<void(const std::string&)>;
 
 std::map<std::string, Setter> setters(Options& options) {
-  using megamoe::ReturnMode;
-  using megamoe::ScaleFormat;
-  using megamoe::Wire;
-  using megamoe::cpu::WeightType;
   const auto count = [](int& target, int least) -> Setter {
     return [&target, least](const std::string& text) { target = number(text, least); };
   };
@@ -94,44 +91,25 @@ std::map<std::string, Setter> setters(Options& options) {
       options.preset = "custom";
     };
   };
-  return {
-      {"--preset", [&](const std::string& v) { use_preset(options, v); }},
-      {"--hidden", size(options.hidden)},
-      {"--width", size(options.width)},
-      {"--experts", size(options.experts)},
-      {"--top-k", size(options.top_k)},
-      {"--attention-ranks", count(options.attention_ranks, 1)},
-      {"--ffn-ranks", count(options.ffn_ranks, 1)},
-      {"--lanes", count(options.lanes, 1)},
-      {"--tokens", count(options.tokens, 0)},
-      {"--threads", count(options.threads, 1)},
-      {"--rounds", count(options.rounds, 1)},
-      {"--isa", [](const std::string& v) { megamoe::cpu::set_isa(v); }},
-      {"--wire",
-       [&](const std::string& v) {
-         options.wire =
-             one_of<Wire>(v, {{"fp8", Wire::FP8}, {"bf16", Wire::BF16}, {"fp32", Wire::FP32}});
-       }},
-      {"--scales",
-       [&](const std::string& v) {
-         options.scale_format = one_of<ScaleFormat>(v, {{"fp32-128", ScaleFormat::Fp32Per128},
-                                                        {"ue8m0-128", ScaleFormat::Ue8m0Per128},
-                                                        {"ue8m0-32", ScaleFormat::Ue8m0Per32}});
-       }},
-      {"--return-mode",
-       [&](const std::string& v) {
-         options.return_mode =
-             one_of<ReturnMode>(v, {{"slot", ReturnMode::Slot}, {"reduced", ReturnMode::Reduced}});
-       }},
-      {"--clock",
-       [&](const std::string& v) {
-         options.clock.id =
-             one_of<clockid_t>(v, {{"wall", CLOCK_MONOTONIC}, {"thread", CLOCK_THREAD_CPUTIME_ID}});
-       }},
-      {"--weights", [&](const std::string& v) {
-         options.weights = one_of<WeightType>(
-             v, {{"bf16", WeightType::BF16}, {"fp8", WeightType::FP8}, {"fp32", WeightType::FP32}});
-       }}};
+  return {{"--preset", [&](const std::string& v) { use_preset(options, v); }},
+          {"--hidden", size(options.hidden)},
+          {"--width", size(options.width)},
+          {"--experts", size(options.experts)},
+          {"--top-k", size(options.top_k)},
+          {"--attention-ranks", count(options.attention_ranks, 1)},
+          {"--ffn-ranks", count(options.ffn_ranks, 1)},
+          {"--lanes", count(options.lanes, 1)},
+          {"--tokens", count(options.tokens, 0)},
+          {"--threads", count(options.threads, 1)},
+          {"--rounds", count(options.rounds, 1)},
+          {"--isa", [](const std::string& v) { megamoe::cpu::set_isa(v); }},
+          {"--wire", [&](const std::string& v) { options.wire = one_of(v, kWires); }},
+          {"--wire-scales",
+           [&](const std::string& v) { options.scale_format = one_of(v, kWireScales); }},
+          {"--return-mode",
+           [&](const std::string& v) { options.return_mode = one_of(v, kReturnModes); }},
+          {"--clock", [&](const std::string& v) { options.clock.id = one_of(v, kClocks); }},
+          {"--weights", [&](const std::string& v) { options.weights = one_of(v, kWeights); }}};
 }
 
 }  // namespace
@@ -139,6 +117,7 @@ std::map<std::string, Setter> setters(Options& options) {
 Options parse(int argc, char** argv, const char* program, const char* about,
               const std::vector<std::string>& without, Options options) {
   const auto known = setters(options);
+  options.runs_experts = std::find(without.begin(), without.end(), "--weights") == without.end();
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--help") {

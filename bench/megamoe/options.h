@@ -1,6 +1,9 @@
 // Command line of the data plane's microbenchmarks.
 #pragma once
 
+#include <time.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,6 +13,35 @@
 #include "megamoe/layout.h"
 
 namespace bench {
+
+// A value as the command line and the report call it.
+template <class T>
+struct Named {
+  const char* name;
+  T value;
+};
+inline constexpr Named<megamoe::Wire> kWires[] = {
+    {"bf16", megamoe::Wire::BF16}, {"fp32", megamoe::Wire::FP32}, {"fp8", megamoe::Wire::FP8}};
+inline constexpr Named<megamoe::ScaleFormat> kWireScales[] = {
+    {"fp32-128", megamoe::ScaleFormat::Fp32Per128},
+    {"ue8m0-128", megamoe::ScaleFormat::Ue8m0Per128},
+    {"ue8m0-32", megamoe::ScaleFormat::Ue8m0Per32}};
+inline constexpr Named<megamoe::ReturnMode> kReturnModes[] = {
+    {"reduced", megamoe::ReturnMode::Reduced}, {"slot", megamoe::ReturnMode::Slot}};
+inline constexpr Named<megamoe::cpu::WeightType> kWeights[] = {
+    {"bf16", megamoe::cpu::WeightType::BF16},
+    {"fp32", megamoe::cpu::WeightType::FP32},
+    {"fp8", megamoe::cpu::WeightType::FP8}};
+inline constexpr Named<clockid_t> kClocks[] = {{"thread", CLOCK_THREAD_CPUTIME_ID},
+                                               {"wall", CLOCK_MONOTONIC}};
+
+template <class T, size_t kCount>
+const char* name_of(const T& value, const Named<T> (&known)[kCount]) {
+  for (const auto& [name, named] : known) {
+    if (named == value) return name;
+  }
+  return "";
+}
 
 struct Options {
   std::string preset = "qwen3-30b-a3b";
@@ -25,6 +57,7 @@ struct Options {
   megamoe::ScaleFormat scale_format = megamoe::ScaleFormat::Fp32Per128;
   megamoe::ReturnMode return_mode = megamoe::ReturnMode::Slot;
   megamoe::cpu::WeightType weights = megamoe::cpu::WeightType::BF16;
+  bool runs_experts = true;  // otherwise weights mean nothing
   int threads = 1;
   int rounds = 9;
   bool json = false;

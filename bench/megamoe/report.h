@@ -22,12 +22,15 @@ struct Phase {
   double bytes;
   double flops;
   double least_us = 0;  // where something else is the limit
+  // What the time of other runs leaves; may come out negative, and has no limit.
+  bool by_difference = false;
 };
 
 struct Limits {
   double gbps;    // what `bytes` move at, at most
   double gflops;  // 0 where nothing is multiplied
   const char* traffic;
+  int threads = 1;  // on which both were measured at once
 
   double us(const Phase& phase) const {
     const double memory_us = phase.bytes / gbps * 1e-3;

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from afd_sched.messages import SamplingParams
+from afd_sched.placement import Placement
 from afd_sched.policy import PATIENCE_STEPS, PRIORITY_BOUND, PRIORITY_STEPS, SchedulePolicy
-from afd_sched.req import RequestRefused
+from afd_sched.prefill import PrefillManager
+from afd_sched.req import Req, RequestRefused
+from afd_sched.residents import Residents
 from afd_sched.scheduler import SchedulerConfig
 from tests.afd_sched.fleet import EOS
 from tests.afd_sched.harness import Harness
@@ -110,6 +113,46 @@ def test_ranks_of_different_capacity_fill_evenly() -> None:
     assert small + large == 14
     # Load is slots/16 + pages/60 against slots/16 + pages/180.
     assert abs(small * (1 / 16 + 4 / 60) - large * (1 / 16 + 4 / 180)) <= 1 / 16 + 4 / 60
+
+
+def _placement(pages: list[int], running: int = 0) -> Placement:
+    """Ranks with so many free pages of four tokens, each with so many running requests."""
+    residents = Residents(pages, page_size=4, slots=16, pages_per_slot=64, radix=True)
+    residents.running.count += running
+    return Placement(residents)
+
+
+def test_where_the_lightest_rank_lacks_pages_the_lightest_that_has_them_is_chosen() -> None:
+    placement = _placement([20, 200, 100])
+    placement.take(1, 10, [])
+    assert placement.choose(70, []) == (0, 0)
+    assert placement.choose(100, []) == (2, 0)  # rank 1 has room as well, and more to do
+    assert placement.choose(700, []) == (1, 0)
+    assert placement.choose(1000, []) is None
+
+
+def test_every_running_request_keeps_a_page_to_grow_into() -> None:
+    assert _placement([10]).choose(39, []) == (0, 0)
+    assert _placement([10]).choose(40, []) is None  # its own next token needs an eleventh
+    assert _placement([10], running=1).choose(36, []) is None
+    placement = _placement([10])
+    placement.take(0, 3, [])
+    assert placement.choose(23, []) == (0, 0)
+    assert placement.choose(24, []) is None
+
+
+def test_a_prompt_of_higher_priority_goes_before_one_that_has_begun() -> None:
+    prefill = PrefillManager(budget_tokens=4, slots_per_rank=8)
+    low, high = (
+        Req(uid, b"", ONE, 99, order, 0, slot=uid, remaining=6)
+        for uid, order in enumerate([(0, 0), (-256, 1)])
+    )
+    prefill.add([low])
+    assert (deal := prefill.deal(set())).slots == [0] and deal.counts == [4]
+    prefill.add([high])
+    assert (deal := prefill.deal(set())).slots == [1] and deal.done == []
+    assert (deal := prefill.deal(set())).slots == [1, 0] and deal.counts == [2, 2]
+    assert deal.done == [1, 0]
 
 
 def _order(harness: Harness, uids: list[int]) -> list[int]:

@@ -241,3 +241,44 @@ def test_a_prompt_is_not_remembered_with_the_pages_of_the_slots_next_request() -
     harness.check_conservation()
     harness.drain()
     harness.check_outputs()
+
+
+def test_what_is_kept_for_later_is_gone_after_tidy_though_nothing_ends() -> None:
+    harness = Harness(changed(attention_ranks=1), [32])
+    harness.add([5] * 3, SamplingParams(max_new_tokens=20, ignore_eos=True))
+    history = harness.scheduler._residents.history
+    for _ in range(6):
+        harness.advance()  # which tidies
+        assert not history._unwritten
+    assert not harness.finished
+
+
+def test_a_rank_cannot_return_the_tokens_that_another_owes() -> None:
+    scheduler = Scheduler(changed(attention_ranks=2), [40, 40])
+    for uid in range(2):
+        ids = np.array([2, 3], np.int32)
+        scheduler.add(uid, ids, SamplingParams(max_new_tokens=9, ignore_eos=True))
+    bundle = scheduler.plan()
+    assert bundle is not None and sorted(bundle.plans) == [0, 1]
+    with pytest.raises(BadResult, match="rank 0 returned 2 tokens, 1 were planned"):
+        scheduler.commit(0, {0: pack_int32([5, 6]), 1: b""})
+
+
+def test_a_lost_ranks_prompt_in_flight_is_not_taken_for_its_slots_next_one() -> None:
+    config = changed(attention_ranks=2, max_running_requests=1, page_size=2, chunked_prefill_size=2)
+    harness = Harness(config, [32, 32])
+    lost = harness.add([5, 5], SamplingParams(max_new_tokens=9, ignore_eos=True))
+    harness.add([6, 6], SamplingParams(max_new_tokens=20, ignore_eos=True))
+    harness.plan()
+    harness.lose_rank(0)
+    harness.restore_rank(0)
+    harness.abort(lost)
+    prompt = [7] * 8
+    harness.add(prompt, SamplingParams(max_new_tokens=4, ignore_eos=True))
+    harness.plan()  # only a part of it runs
+    harness.run_rank(1)
+    harness.commit()
+    harness.scheduler.tidy()
+    assert harness.scheduler._residents.match(pack_int32(prompt)) == []
+    harness.drain()
+    harness.check_outputs()

@@ -136,6 +136,8 @@ class Soak:
             "freeing": len(residents._freeing),
             "retracted": len(scheduler._retracted),
             "in flight": scheduler.in_flight,
+            "unwritten": len(residents.history._unwritten),
+            "uncounted": len(self.loop._uncounted),
             "nodes": residents.tree.nodes,
             "leaves": sum(map(len, residents.tree._leaves)),
             "stops": len(scheduler._stops._watching) + len(scheduler._stops._many),
@@ -147,7 +149,7 @@ class Soak:
 def _soak(steps: int) -> None:
     process = psutil.Process()
     soak = Soak()
-    bounds = {"nodes": sum(PAGES), "leaves": sum(PAGES)}
+    bounds = {"nodes": sum(PAGES), "leaves": sum(PAGES), "unwritten": 0, "uncounted": 0}
     marks: list[int] = []
     enabled = gc.isenabled()
     # What other tests left behind is not ours.

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "megamoe/cpu/amx_cpuid.h"
 #include "megamoe/cpu/colocated.h"
 #include "megamoe/cpu/gemm.h"
 #include "megamoe/cpu/intrinsics.h"
@@ -347,7 +348,7 @@ int run(uint64_t seed, int rounds, bool trapped) {
     std::printf("this machine cannot execute the level %s\n", isa_name(Isa::Amx));
     return kSkipped;
   }
-  if (trapped && __builtin_cpu_supports("amx-tile")) {
+  if (trapped && has_amx()) {
     std::puts("this processor executes the instructions, they do not trap");
     return kSkipped;
   }

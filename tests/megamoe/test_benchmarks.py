@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 
+from afd.config import WireScales, WireType
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--hidden", "200", "--width", "48", "--experts", "6", "--top-k", "2", "--tokens", "5",
          "--rounds", "2", "--json"]  # fmt: skip
-KEYS = {"us", "gbps", "gflops", "limit_us", "share_of_limit", "machine_gbps", "isa", "phases"}
+FIGURES = {"us", "gbps", "gflops", "limit_us", "share_of_limit"}
+SETTINGS = {"isa", "weights", "wire", "wire_scales", "return_mode", "threads", "clock"}
+KEYS = FIGURES | SETTINGS | {"machine_gbps", "machine_threads", "phases"}
+DIFFERENCES = {"swiglu_and_rounding", "pull_and_write_back"}
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +59,27 @@ def test_every_benchmark_reports_its_time_and_the_limit(folder: Path) -> None:
         assert _run(folder, "combine", *flags)["bytes"] > 5 * 200 * 4
         for weights in ("bf16", "fp8", "fp32"):
             figures = _run(folder, "ffn", *flags, "--weights", weights, "--threads", "2")
-            assert figures["phases"].keys() >= {"gate_up", "down", "pull_and_write_back"}
+            phases = figures["phases"]
+            assert phases.keys() == {"gate_up", "down"} | DIFFERENCES
+            for phase, said in phases.items():
+                assert said["by_difference"] == (phase in DIFFERENCES)
+                assert (said.keys() & FIGURES) == ({"us"} if said["by_difference"] else FIGURES)
             assert figures["gflops"] > 0
+            assert figures["machine_threads"] == figures["threads"] == 2
+            assert (figures["weights"], figures["return_mode"]) == (weights, mode)
     figures = _run(folder, "roundtrip")
     assert figures["ratio"] == pytest.approx(figures["us"] / figures["pingpong_us"], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_the_wire_has_the_engines_names(folder: Path) -> None:
+    for scales in WireScales:
+        figures = _run(folder, "dispatch", "--wire", "fp8", "--wire-scales", scales.value)
+        assert (figures["wire"], figures["wire_scales"]) == ("fp8", scales.value)
+        assert figures["weights"] is None
+    for wire in set(WireType) - {WireType.FP8}:
+        figures = _run(folder, "dispatch", "--wire", wire.value)
+        assert (figures["wire"], figures["wire_scales"]) == (wire.value, None)
 
 
 @pytest.mark.slow

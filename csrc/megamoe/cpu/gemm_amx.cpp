@@ -81,17 +81,24 @@ class StridedRows {
   ptrdiff_t stride_;
 };
 
-// What to bring into the second-level cache meanwhile.
+// What to bring into the second-level cache meanwhile: lines from `first` on, and from the step
+// `turn` on lines from `then` on.
 struct Ahead {
   const std::byte* first;
   int lines;  // a step
+  int turn;
+  const std::byte* then;
 
-  // The `tile`-th share of what `tiles` tiles of rows bring in together.
-  static Ahead share(const std::byte* from, int lines, int steps, int tile, int tiles) {
-    if (from == nullptr) return {from, 0};
+  // The same lines a step from one place, or nothing from nowhere.
+  static Ahead from(const std::byte* first, int lines, int steps) {
+    return {first, first == nullptr ? 0 : lines, steps, first};
+  }
+  // The `tile`-th share of what `tiles` tiles of rows bring in together, from one place.
+  Ahead share(int steps, int tile, int tiles) const {
+    if (tiles == 1 || lines == 0) return *this;
     const int each = (lines + tiles - 1) / tiles;
-    return {from + size_t{64} * static_cast<size_t>(each) * static_cast<size_t>(steps * tile),
-            each};
+    const auto before = static_cast<size_t>(each) * static_cast<size_t>(steps * tile);
+    return from(first + size_t{64} * before, each, steps);
   }
 };
 
@@ -103,8 +110,7 @@ struct Chain {
   int panel;
   const float* scales;  // of the panel's halves, or null
   bool accumulate;
-  const std::byte* next;  // read after it, or null
-  int next_lines;         // a step
+  Ahead ahead;
 };
 
 // The sums of one row's 32 columns, or of the first `width`.
@@ -140,9 +146,9 @@ class AmxGemm {
     const int steps = steps_of(call_.cols);
     for (int panel = call_.panel_begin; panel < call_.panel_end; ++panel) {
       const std::byte* here = panel_data(panel);
-      // Few rows wait for memory: the same panel, a little ahead.
-      const std::byte* next = m_ <= kBlockRows ? here + kNearSteps * kStepBytes : after(panel);
-      multiply({here, 0, steps, panel, nullptr, call_.accumulate, next, kStepLines});
+      const Ahead ahead =
+          m_ <= kBlockRows ? near(panel, steps) : Ahead::from(after(panel), kStepLines, steps);
+      multiply({here, 0, steps, panel, nullptr, call_.accumulate, ahead});
     }
   }
 
@@ -161,7 +167,8 @@ class AmxGemm {
         decode(block, count, words);
         const bool last = step + count == steps;
         const std::byte* next = last ? after(panel) : block + kCodeBytes * kScaledSteps;
-        multiply({words, step, count, panel, scales, accumulate, next, kStepLines / 2});
+        const Ahead ahead = Ahead::from(next, kStepLines / 2, count);
+        multiply({words, step, count, panel, scales, accumulate, ahead});
         accumulate = true;
       }
     }
@@ -176,6 +183,15 @@ class AmxGemm {
   }
   const std::byte* after(int panel) const {
     return panel + 1 < call_.panel_end ? panel_data(panel + 1) : call_.next;
+  }
+
+  // Few rows wait for memory: a little ahead in the same panel, then in the one after it.
+  Ahead near(int panel, int steps) const {
+    const std::byte* here = panel_data(panel);
+    const std::byte* next = after(panel);
+    const int turn = steps > kNearSteps ? steps - kNearSteps : 0;
+    // The panel's beginning is in the cache already.
+    return {here + kNearSteps * kStepBytes, kStepLines, turn, next != nullptr ? next : here};
   }
 
   static void decode(const std::byte* codes, int steps, std::byte* words) {
@@ -196,7 +212,7 @@ class AmxGemm {
       const int first = t * kBlockRows;
       const int rows = m_ - first < kBlockRows ? m_ - first : kBlockRows;
       configure(rows);
-      const Ahead ahead = Ahead::share(chain.next, chain.next_lines, chain.steps, t, tiles);
+      const Ahead ahead = chain.ahead.share(chain.steps, t, tiles);
       const std::byte* x = rows_.at(first, chain.first_step);
       if (rows > kTileRows) {
         add_up<true>(chain, x, ahead, sums);
@@ -243,6 +259,7 @@ class AmxGemm {
         tiles_.template dot<2, 5, 6>();
         tiles_.template dot<3, 5, 7>();
       }
+      if (step == ahead.turn) ahead.first = ahead.then;
       for (int line = 0; line < ahead.lines; ++line, ahead.first += 64) {
         __builtin_prefetch(ahead.first, 0, 2);
       }
@@ -264,9 +281,11 @@ class AmxGemm {
   Tiles tiles_;
 };
 
-// Rows whose pairs stay in the second-level cache.
+// Rows whose pairs stay in the second-level cache, beside the panel that all of them are multiplied
+// by and the next one: every processor with AMX has at least 2 MB of it. A tile of an expert, 96
+// rows, is one block up to 5,440 columns.
 int amx_block_rows(int cols) {
-  constexpr int kCacheBytes = 384 * 1024;
+  constexpr int kCacheBytes = 1024 * 1024;
   const int rows = kCacheBytes / (steps_of(cols) * 64) / kBlockRows * kBlockRows;
   return rows > kBlockRows ? rows : kBlockRows;
 }

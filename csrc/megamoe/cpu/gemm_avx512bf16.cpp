@@ -25,7 +25,6 @@ struct Bf16PairStep {
   using Activation = uint32_t;
   using Factor = __m512bh;
   using Operand = __m512bh;
-  static constexpr int kDepth = 2;
   static constexpr int kBlockSteps = 0;
   static constexpr int kPairedRows = 3;
   static constexpr size_t kBytes = 64 * sizeof(uint16_t);
@@ -34,7 +33,12 @@ struct Bf16PairStep {
     high = (__m512bh)_mm512_load_si512(step + 64);
   }
   static Factor broadcast(const Activation* x) {
-    return (__m512bh)_mm512_set1_epi32(static_cast<int>(*x));
+    __m512i pair = _mm512_set1_epi32(static_cast<int>(*x));
+#if defined(__clang__)
+    // clang 16's VectorCombine does not end on a broadcast that becomes bf16 afterwards.
+    asm("" : "+v"(pair));
+#endif
+    return (__m512bh)pair;
   }
   static simd::f32 multiply(Factor x, Operand w, simd::f32 sum) {
     return _mm512_dpbf16_ps(sum, x, w);

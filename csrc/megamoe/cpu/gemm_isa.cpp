@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "megamoe/cpu/amx.h"
+#include "megamoe/cpu/amx_cpuid.h"
 #include "megamoe/cpu/isa.h"
 
 namespace megamoe::cpu {
@@ -48,8 +49,7 @@ bool supported(Isa isa) {
       return bf16;
     case Isa::Amx:
       if (!bf16 || kEmulated) return bf16;
-      return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-             tiles_granted();
+      return has_amx() && tiles_granted();
   }
   return false;
 #else

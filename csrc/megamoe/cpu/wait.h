@@ -35,7 +35,7 @@ class Backoff {
 
  private:
   static constexpr int kPausesPerSpin = 8;
-  static constexpr int kSpins = 12;  // 100 pauses: 1-4 us
+  static constexpr int kSpins = 12;  // 96 pauses: 1-4 us
   static constexpr uint64_t kYield_ns = 1'000'000;
   int spins_ = 0;
 };
