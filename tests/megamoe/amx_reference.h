@@ -37,14 +37,17 @@ inline float rounded(float x) {
   return megamoe::cpu::bf16_to_f32(megamoe::cpu::f32_to_bf16(flushed(x)));
 }
 
-// tdpbf16ps's sum of k in [first, end), in steps of 32.
+// tdpbf16ps's sum of k in [first, end), in steps of 32, the last one padded with zeros: they make a
+// positive zero of a negative one.
 inline float chain(const float* x, const Weight& w, int row, int first, int end) {
   float sum = 0.0f;
   for (int step = first; step < end; step += 32) {
     float halves[2] = {0.0f, 0.0f};
-    for (int k = step; k < std::min(step + 32, end); ++k) {
+    for (int k = step; k < step + 32; ++k) {
       float& half = halves[k % 2];
-      half = flushed(std::fma(flushed(rounded(x[k])), flushed(w.value(row, k)), half));
+      const float activation = k < end ? flushed(rounded(x[k])) : 0.0f;
+      const float weight = k < end ? flushed(w.value(row, k)) : 0.0f;
+      half = flushed(std::fma(activation, weight, half));
     }
     sum = flushed(sum + flushed(halves[0] + halves[1]));
   }
