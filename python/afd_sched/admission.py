@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from afd_sched.deltas import PlanDeltas
-from afd_sched.ints import pack_int32
 from afd_sched.messages import Admit, SamplingParams
 from afd_sched.placement import Placement
 from afd_sched.policy import SchedulePolicy, in_order, place
 from afd_sched.prefill import PrefillManager
-from afd_sched.req import Req, RequestRefused
+from afd_sched.req import TOKEN_BYTES, Req, RequestRefused
 from afd_sched.residents import Residents
 from afd_sched.stops import StopTokens
 from afd_sched.waiting import WaitingQueue
@@ -59,13 +55,16 @@ class Admission:
     def request(
         self,
         uid: int,
-        input_ids: NDArray[np.int32],
+        tokens: bytes,
         sampling: SamplingParams,
         priority: int,
         now: int,
     ) -> Req:
         """Queues a new request; raises RequestRefused if it can never run, or not now."""
-        count, most = len(input_ids), self._limits.total_tokens
+        count, ragged = divmod(len(tokens), TOKEN_BYTES)
+        most = self._limits.total_tokens
+        if ragged:
+            raise RequestRefused(f"a prompt is whole int32 tokens, not {len(tokens)} bytes")
         if sampling.max_new_tokens < 1:
             raise RequestRefused(
                 f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}"
@@ -80,7 +79,7 @@ class Admission:
         order = place(uid, priority, self._limits.priorities, now)
         self._check_queue()
         limit = min(count + sampling.max_new_tokens, most)
-        req = Req(uid, pack_int32(input_ids), sampling, limit, order, now)
+        req = Req(uid, tokens, count, sampling, limit, order, now)
         self.queue.add(req)
         return req
 
@@ -102,17 +101,24 @@ class Admission:
         residents = self._residents
         placement = Placement(residents)
         entered: list[Req] = []
+        match, choose, enter, take = (
+            residents.match,
+            placement.choose,
+            residents.enter,
+            placement.take,
+        )
+        page_size = self._page_size
         for req in in_order(self._limits.policy, self.queue, residents, now):
-            path = residents.match(req.tokens)
+            path = match(req.tokens)
             count = req.count
-            chosen = placement.choose(count, path)
+            chosen = choose(count, path)
             if chosen is None:
                 break
             rank, nodes = chosen
             path = path[:nodes]
-            cached = residents.enter(req, rank, path)
-            placement.take(rank, residents.cache.pages_for(count) - cached, path)
-            req.remaining = count - cached * self._page_size
+            cached = enter(req, rank, path)
+            take(rank, -(-count // page_size) - cached, path)
+            req.remaining = count - cached * page_size
             entered.append(req)
         if entered:
             self.queue.remove(entered)

@@ -40,21 +40,25 @@ class CacheManager:
         """Pages that ``tokens`` positions need."""
         return -(-tokens // self.page_size)
 
-    def append(self, slots: I64, counts: I64) -> I32:
-        """Gives each slot ``counts`` more pages; a rank's ``free`` must suffice. Returns them."""
-        ranks = np.repeat(slots // self._slots, counts)
+    def append(self, slots: I64, counts: I64 | None = None) -> I32:
+        """Gives each slot ``counts`` more pages, or one; a rank's ``free`` must suffice. Returns
+        them."""
+        ranks = slots // self._slots
+        if counts is not None:
+            ranks = np.repeat(ranks, counts)
         taken = np.bincount(ranks, minlength=len(self.free))
         first = np.cumsum(taken) - taken
         top = self.free[ranks] - 1 - (np.arange(len(ranks)) - first[ranks])
         pages = self._stack[ranks, top]
         self.free -= taken
         at = self.held[slots]
-        if len(ranks) == len(slots):
+        if counts is None:
             self._table[slots, at] = pages
+            self.held[slots] = at + 1
         else:
-            at = np.repeat(at, counts) + positions_within(counts)
-            self._table[np.repeat(slots, counts), at] = pages
-        self.held[slots] += counts
+            at_pages = np.repeat(at, counts) + positions_within(counts)
+            self._table[np.repeat(slots, counts), at_pages] = pages
+            self.held[slots] = at + counts
         return pages
 
     def held_pages(self, slots: I64) -> tuple[I64, I32]:

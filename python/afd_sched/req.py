@@ -25,7 +25,8 @@ class RequestRefused(Exception):
 
 @dataclass(slots=True, eq=False)
 class Req:
-    """``tokens``: the prompt and what was generated before the last admission (int32 bytes).
+    """``tokens``: the prompt and what was generated before the last admission (int32 bytes);
+    ``count``: how many.
 
     ``limit``: total tokens, prompt included, at which it ends. ``order``: requests with a smaller
     one go first; unique. ``arrival``: the step in which it came. ``slot``, numbered through all
@@ -34,6 +35,7 @@ class Req:
 
     uid: int
     tokens: bytes
+    count: int
     sampling: SamplingParams
     limit: int
     order: tuple[int, int]
@@ -41,7 +43,7 @@ class Req:
     slot: int = -1
     remaining: int = 0
 
-    @property
-    def count(self) -> int:
-        """Number of ``tokens``."""
-        return len(self.tokens) // TOKEN_BYTES
+    def extend(self, answer: bytes) -> None:
+        """Generated tokens become its own, since it waits again."""
+        self.tokens += answer
+        self.count = len(self.tokens) // TOKEN_BYTES

@@ -23,7 +23,7 @@ from afd_sched.table import TableManager
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
-_SLOT = attrgetter("slot")
+_COLUMNS = attrgetter("slot", "uid", "count", "limit", "sampling.ignore_eos")
 
 
 @dataclass(slots=True)
@@ -122,16 +122,9 @@ class Residents:
 
     def settle(self, entered: Sequence[Req], now: int) -> None:
         """Rows and pages of newly admitted requests, for all tokens that are not cached."""
-        reqs = sorted(entered, key=_SLOT)
-        slots = np.array([req.slot for req in reqs])
-        tokens = np.array([len(req.tokens) for req in reqs]) // TOKEN_BYTES
-        self.running.enter(
-            slots,
-            np.array([req.uid for req in reqs]),
-            tokens,
-            np.array([req.limit for req in reqs]),
-            np.array([req.sampling.ignore_eos for req in reqs]),
-        )
+        columns = np.array(sorted(map(_COLUMNS, entered)), np.int64).T
+        slots, uids, tokens, limits, ignore_eos = columns.copy()
+        self.running.enter(slots, uids, tokens, limits, ignore_eos)
         self.running.fed[slots] = self.cache.held[slots] * self._page_size
         counts = -(-tokens // self._page_size) - self.cache.held[slots]
         taken = np.bincount(slots // self._slots, counts, len(self.cache.free))
@@ -145,7 +138,7 @@ class Residents:
     def grow(self, slots: I64) -> I32:
         """One more page for each slot; returns them."""
         index = self.cache.held[slots]
-        pages = self.cache.append(slots, np.ones(len(slots), np.int64))
+        pages = self.cache.append(slots)
         self.running.room[slots] += self._page_size
         self.history.turn_page(slots, pages, index)
         return pages
@@ -301,7 +294,6 @@ class Residents:
             slots = self._freeing.popleft()[1]
             if not len(slots):
                 continue
-            freed = slots.tolist()
             left = self._holdings(slots)
             if self._radix:
                 self._left.append(left)
@@ -309,6 +301,7 @@ class Residents:
                 ranks = np.repeat(slots // self._slots, left.counts)
                 self.cache.give_back(ranks, left.pages)
             self.cache.drop(slots)
+            freed = slots.tolist()
             for slot in freed:
                 del self.by_slot[slot]
             self.table.give_back(freed)

@@ -152,15 +152,14 @@ class Scheduler:
         """Requests that hold a slot."""
         return len(self._reqs) - self.waiting
 
-    def add(self, uid: int, input_ids: I32, sampling: SamplingParams, priority: int = 0) -> None:
-        """Queues a request; raises RequestRefused if it can never run, or not now."""
+    def add(self, uid: int, tokens: bytes, sampling: SamplingParams, priority: int = 0) -> None:
+        """Queues a request with a prompt of int32 ``tokens``; raises RequestRefused if it can never
+        run, or not now."""
         if uid in self._reqs:
             raise RequestRefused(f"request {uid} is already open")
         if not 0 <= uid < LAST_UID:
             raise RequestRefused(f"request ids are from 0 to {LAST_UID - 1}, not {uid}")
-        self._reqs[uid] = self._admission.request(
-            uid, input_ids, sampling, priority, self._next_step
-        )
+        self._reqs[uid] = self._admission.request(uid, tokens, sampling, priority, self._next_step)
 
     def abort(self, uid: int) -> None:
         """Ends a request wherever it is; an unknown uid is ignored."""
@@ -233,7 +232,7 @@ class Scheduler:
             if last <= self._committed:
                 del self._retracted[uid]
                 slots = np.array([req.slot])
-                req.tokens += self._residents.generated(slots)[0]
+                req.extend(self._residents.generated(slots)[0])
                 self._running.close(slots)
                 self._stops.forget([req.slot])
                 req.slot = -1
@@ -324,7 +323,7 @@ class Scheduler:
         self._stops.forget(slots.tolist())
         self._running.close(slots)
         for req, answer in zip(mine, answers, strict=True):
-            req.tokens += answer
+            req.extend(answer)
             req.slot = -1
             self._retracted.pop(req.uid, None)
             self._admission.queue.add(req)

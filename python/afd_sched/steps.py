@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from afd_sched.ints import pack_int32, pack_int64, unpack_int32
+from afd_sched.ints import pack_int32, pack_int64
 from afd_sched.messages import (
     Abort,
     FfnResult,
@@ -52,9 +52,8 @@ class StepLoop:
     def generate(self, message: Generate) -> Rejected | None:
         """Queues a request, or says why not."""
         try:
-            ids = unpack_int32(message.input_ids)
-            self.scheduler.add(message.uid, ids, message.sampling, message.priority)
-        except (RequestRefused, ValueError) as error:
+            self.scheduler.add(message.uid, message.input_ids, message.sampling, message.priority)
+        except RequestRefused as error:
             return Rejected(message.uid, str(error))
         return None
 

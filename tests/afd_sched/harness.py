@@ -40,7 +40,7 @@ class Harness:
     def add(self, prompt: list[int], sampling: SamplingParams, priority: int = 0) -> int:
         """A request with the next uid."""
         uid = self._first_uid + len(self.prompts)
-        self.scheduler.add(uid, np.array(prompt, np.int32), sampling, priority)
+        self.scheduler.add(uid, pack_int32(prompt), sampling, priority)
         self.prompts[uid], self.samplings[uid], self.delivered[uid] = prompt, sampling, []
         return uid
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
 
+from afd_sched.ints import pack_int32
 from afd_sched.messages import SamplingParams
 from afd_sched.placement import Placement
 from afd_sched.policy import PATIENCE_STEPS, PRIORITY_BOUND, PRIORITY_STEPS, SchedulePolicy
@@ -144,7 +144,7 @@ def test_every_running_request_keeps_a_page_to_grow_into() -> None:
 def test_a_prompt_of_higher_priority_goes_before_one_that_has_begun() -> None:
     prefill = PrefillManager(budget_tokens=4, slots_per_rank=8)
     low, high = (
-        Req(uid, b"", ONE, 99, order, 0, slot=uid, remaining=6)
+        Req(uid, b"", 0, ONE, 99, order, 0, slot=uid, remaining=6)
         for uid, order in enumerate([(0, 0), (-256, 1)])
     )
     prefill.add([low])
@@ -172,7 +172,7 @@ def test_a_higher_priority_goes_first_and_equals_in_the_order_of_arrival() -> No
 
 
 def test_a_priority_needs_its_flag_and_has_bounds() -> None:
-    ids = np.array([2, 3], np.int32)
+    ids = pack_int32([2, 3])
     plain = Harness(BASE, [100, 100]).scheduler
     with pytest.raises(RequestRefused, match="--enable-priority-scheduling"):
         plain.add(0, ids, ONE, 1)

@@ -154,14 +154,16 @@ def test_a_steady_plan_says_next_to_nothing() -> None:
 
 def test_a_request_that_can_never_run_is_refused_with_a_sentence() -> None:
     scheduler = Scheduler(changed(attention_ranks=1, page_size=4), [8])
-    ids = np.arange(2, 40, dtype=np.int32)
+    ids = pack_int32(range(2, 40))
     with pytest.raises(RequestRefused, match="empty"):
-        scheduler.add(0, ids[:0], SamplingParams())
+        scheduler.add(0, b"", SamplingParams())
     with pytest.raises(RequestRefused, match="32 tokens"):
-        scheduler.add(1, ids[:32], SamplingParams())
-    scheduler.add(2, ids[:31], SamplingParams())
+        scheduler.add(1, ids[: 4 * 32], SamplingParams())
+    scheduler.add(2, ids[: 4 * 31], SamplingParams())
     with pytest.raises(RequestRefused, match="already open"):
-        scheduler.add(2, ids[:1], SamplingParams())
+        scheduler.add(2, ids[:4], SamplingParams())
+    with pytest.raises(RequestRefused, match="not 7 bytes"):
+        scheduler.add(3, ids[:7], SamplingParams())
     scheduler.abort(12345)
     assert scheduler.waiting == 1 and scheduler.plan() is not None
 
@@ -169,13 +171,13 @@ def test_a_request_that_can_never_run_is_refused_with_a_sentence() -> None:
 def test_a_request_for_no_token_is_refused() -> None:
     scheduler = Scheduler(changed(attention_ranks=1), [40])
     with pytest.raises(RequestRefused):
-        scheduler.add(0, np.arange(17, dtype=np.int32), SamplingParams(max_new_tokens=0))
+        scheduler.add(0, pack_int32(range(17)), SamplingParams(max_new_tokens=0))
 
 
 def test_plans_and_commits_out_of_order_are_errors() -> None:
     scheduler = Scheduler(changed(attention_ranks=1), [40])
     assert scheduler.plan() is None
-    scheduler.add(0, np.array([2, 3], np.int32), SamplingParams(max_new_tokens=9, ignore_eos=True))
+    scheduler.add(0, pack_int32([2, 3]), SamplingParams(max_new_tokens=9, ignore_eos=True))
     one = pack_int32([5])
     assert scheduler.plan() is not None and scheduler.plan() is not None
     with pytest.raises(StepOrderError, match="committed first"):
@@ -256,7 +258,7 @@ def test_what_is_kept_for_later_is_gone_after_tidy_though_nothing_ends() -> None
 def test_a_rank_cannot_return_the_tokens_that_another_owes() -> None:
     scheduler = Scheduler(changed(attention_ranks=2), [40, 40])
     for uid in range(2):
-        ids = np.array([2, 3], np.int32)
+        ids = pack_int32([2, 3])
         scheduler.add(uid, ids, SamplingParams(max_new_tokens=9, ignore_eos=True))
     bundle = scheduler.plan()
     assert bundle is not None and sorted(bundle.plans) == [0, 1]

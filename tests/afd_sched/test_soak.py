@@ -214,7 +214,7 @@ def test_the_last_step_and_the_last_request_number_are_refused_by_name() -> None
         ),
         PAGES,
     )
-    ids = np.array([3], np.int32)
+    ids = pack_int32([3])
     with pytest.raises(RequestRefused, match="request ids"):
         scheduler.add(LAST_UID, ids, SamplingParams())
     scheduler.add(LAST_UID - 1, ids, SamplingParams(ignore_eos=True))
