@@ -117,12 +117,13 @@ class Run:
         self._churn = churn
 
     def fill(self) -> None:
-        """Waits for the workers, then starts every request at once."""
-        ready = 0
-        while ready < self._all:
+        """Waits for the workers and the front end, then starts every request at once."""
+        hellos = ready = 0
+        while ready < self._all or hellos < self._all + 1:
             self._link.socket.poll()
             while (arrived := self._link.recv()) is not None:
                 ready += isinstance(arrived[1], Ready)
+                hellos += isinstance(arrived[1], Hello)
                 if not isinstance(arrived[1], Ready | Hello):
                     sys.exit(f"unexpected {arrived[1]}")
         self._arrive(self._ranks * self._batch, first=True)
