@@ -23,7 +23,7 @@ from afd_sched.table import TableManager
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
-_COLUMNS = attrgetter("slot", "uid", "count", "limit", "sampling.ignore_eos")
+_SLOT = attrgetter("slot")
 
 
 @dataclass(slots=True)
@@ -122,9 +122,16 @@ class Residents:
 
     def settle(self, entered: Sequence[Req], now: int) -> None:
         """Rows and pages of newly admitted requests, for all tokens that are not cached."""
-        columns = np.array(sorted(map(_COLUMNS, entered)), np.int64).T
-        slots, uids, tokens, limits, ignore_eos = columns.copy()
-        self.running.enter(slots, uids, tokens, limits, ignore_eos)
+        reqs = sorted(entered, key=_SLOT)
+        slots = np.array([req.slot for req in reqs])
+        tokens = np.array([req.count for req in reqs])
+        self.running.enter(
+            slots,
+            np.array([req.uid for req in reqs]),
+            tokens,
+            np.array([req.limit for req in reqs]),
+            np.array([req.sampling.ignore_eos for req in reqs]),
+        )
         self.running.fed[slots] = self.cache.held[slots] * self._page_size
         counts = -(-tokens // self._page_size) - self.cache.held[slots]
         taken = np.bincount(slots // self._slots, counts, len(self.cache.free))
