@@ -101,24 +101,16 @@ class Admission:
         residents = self._residents
         placement = Placement(residents)
         entered: list[Req] = []
-        match, choose, enter, take = (
-            residents.match,
-            placement.choose,
-            residents.enter,
-            placement.take,
-        )
-        page_size = self._page_size
         for req in in_order(self._limits.policy, self.queue, residents, now):
-            path = match(req.tokens)
-            count = req.count
-            chosen = choose(count, path)
+            path = residents.match(req.tokens)
+            chosen = placement.choose(req.count, path)
             if chosen is None:
                 break
             rank, nodes = chosen
             path = path[:nodes]
-            cached = enter(req, rank, path)
-            take(rank, -(-count // page_size) - cached, path)
-            req.remaining = count - cached * page_size
+            cached = residents.enter(req, rank, path)
+            placement.take(rank, residents.cache.pages_for(req.count) - cached, path)
+            req.remaining = req.count - cached * self._page_size
             entered.append(req)
         if entered:
             self.queue.remove(entered)

@@ -8,8 +8,6 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final
 
-import numpy as np
-
 from afd_sched.radix import Node
 from afd_sched.residents import Residents
 
@@ -33,12 +31,11 @@ class Placement:
         self._running: list[int] = residents.running.count.tolist()
         # Free, less what admissions of this plan have been promised.
         self._free: list[int] = residents.cache.free.tolist()
-        slots = self._table.free_slots()
-        room = residents.cache.free + self._evictable
         # A page of growth for each running request, so that a new one pushes none out at once.
-        self._spare: list[int] = (room - residents.running.count).tolist()
-        load = 2 - np.array(slots) / self._slots - room / residents.cache.pages
-        self._load: list[float] = np.where(slots, load, inf).tolist()
+        self._spare = [0] * len(self._free)
+        self._load = [inf] * len(self._free)
+        for rank in range(len(self._free)):
+            self._measure(rank)
         # (load, rank) of every rank, and of loads that are no longer true.
         self._lightest = list(zip(self._load, range(len(self._load)), strict=True))
         heapify(self._lightest)

@@ -22,10 +22,6 @@ class TableManager:
         """Number of a rank's free slots."""
         return len(self._free[rank])
 
-    def free_slots(self) -> list[int]:
-        """``free`` of every rank."""
-        return [len(free) for free in self._free]
-
     def take(self, rank: int) -> int:
         """A free slot of a rank; ask ``free`` first."""
         self.all_free -= 1
