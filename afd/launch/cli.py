@@ -24,7 +24,6 @@ from afd.sampling import SamplingParams
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
-_EXIT_INTERRUPTED = 130
 _EXIT_TERMINATED = 143
 
 
@@ -167,19 +166,12 @@ def _launch(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when done; 1 for a failed run, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
+    """0 when done; 1 for a failed run, 2 for bad input, 143 after SIGTERM."""
     console = Console(stderr=True)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         _launch(parser().parse_args(argv), console)
-    except KeyboardInterrupt:
-        console.print("interrupted", style="red")
-        return _EXIT_INTERRUPTED
     except AfdError as error:
         console.print(f"afd-launch: {error}", style="red", markup=False, highlight=False)
         return _EXIT_USAGE if isinstance(error, ConfigError) else _EXIT_FAILED
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,9 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has what it wanted; the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("afd-qfirst: interrupted", file=sys.stderr)
-        return 130
     except (AfdError, OSError) as error:
         print(f"afd-qfirst: {error}", file=sys.stderr)
         return 2

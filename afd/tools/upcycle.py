@@ -34,9 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AfdError as error:
         print(f"afd-upcycle: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("afd-upcycle: interrupted; nothing was left behind", file=sys.stderr)
-        return 130
     print(path)
     return 0
 

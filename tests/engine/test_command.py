@@ -46,7 +46,7 @@ def llm(model: Path) -> Iterator[LLM]:
 def run(*flags: str) -> tuple[str, str]:
     """Standard output and standard error of a launch that ends well."""
     done = subprocess.run(
-        [sys.executable, "-m", "afd.launch.entry", *QUIET, *flags],
+        [sys.executable, "-m", "afd.launch", *QUIET, *flags],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -115,7 +115,7 @@ def chat(model: Path, *flags: str) -> pexpect.spawn[str]:
     """An interactive launch on a pseudo-terminal."""
     return pexpect.spawn(
         sys.executable,
-        ["-m", "afd.launch.entry", *QUIET, "--model", str(model), *flags],
+        ["-m", "afd.launch", *QUIET, "--model", str(model), *flags],
         encoding="utf-8",
         timeout=60,
         dimensions=(40, 200),

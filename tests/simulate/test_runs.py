@@ -29,7 +29,7 @@ def profile(tmp_path: Path) -> str:
 
 
 def _run(*flags: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "afd.launch.entry", "--model", QWEN, *flags]
+    command = [sys.executable, "-m", "afd.launch", "--model", QWEN, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout, " ".join(done.stderr.split())
 
