@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from afd.errors import AfdError, ConfigError, RequestError
 from afd.launch.chat import chat_loop
+from afd.launch.console import stderr_console
 from afd.launch.flags import engine_config_from, given_values, parser
 from afd.launch.report import print_resolved, topology
 from afd.launch.resolve import ResolvedConfig, check_model, resolve
@@ -167,7 +168,7 @@ def _launch(arguments: argparse.Namespace, console: Console) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when done; 1 for a failed run, 2 for bad input, 143 after SIGTERM."""
-    console = Console(stderr=True)
+    console = stderr_console()
     signal.signal(signal.SIGTERM, _terminated)
     try:
         _launch(parser().parse_args(argv), console)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 from afd.errors import EngineDeadError, LaunchError
 from afd.launch.children import Child, Children, wait
 from afd.launch.crew import Crew, Meeting, Workers
-from afd.launch.listen import Listener, listen
+from afd.launch.listen import Listener, listen, socket_folder
 from afd.launch.resolve import ResolvedConfig
 from afd.launch.timeline import COORDINATOR, Timeline
 from afd_sched.coordinator import CoordinatorConfig
@@ -61,7 +59,7 @@ class Launch:
         self._coordinator_process: Child | None = None
         self._dead: EngineDeadError | None = None
         self._next_uid = 0
-        self._folder = Path(tempfile.mkdtemp(prefix="afd-"))
+        self._folder = socket_folder()
         try:
             self._start()
             self.started = self._await_start()

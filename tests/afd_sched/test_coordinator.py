@@ -36,9 +36,6 @@ from tests.afd_sched.run_coordinator import (
     Fleet,
 )
 
-# For what is known not to come yet.
-_SHORT_PATIENCE_MS = 4000
-
 
 def _stop(fleet: Fleet) -> None:
     """An orderly end: every worker hears Stop, no fake worker saw a contradiction, status 0."""
@@ -52,9 +49,9 @@ def _stop(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize(("ffn_ranks", "overlap"), [(1, True), (2, False), (0, True)])
 def test_requests_are_answered_as_if_each_ran_alone(
-    tmp_path: Path, ffn_ranks: int, overlap: bool
+    sockets: Path, ffn_ranks: int, overlap: bool
 ) -> None:
-    with Fleet(tmp_path, ffn_ranks=ffn_ranks, overlap=overlap) as fleet:
+    with Fleet(sockets, ffn_ranks=ffn_ranks, overlap=overlap) as fleet:
         fleet.start_all()
         started = fleet.receive()
         assert started == Started(PAGES * PAGE_TOKENS, CONTEXT_TOKENS)
@@ -76,8 +73,8 @@ def test_requests_are_answered_as_if_each_ran_alone(
         _stop(fleet)
 
 
-def test_a_request_that_cannot_run_is_rejected_and_others_go_on(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
+def test_a_request_that_cannot_run_is_rejected_and_others_go_on(sockets: Path) -> None:
+    with Fleet(sockets) as fleet:
         fleet.start_all()
         assert isinstance(fleet.receive(), Started)
         fleet.generate(0, [])
@@ -105,22 +102,28 @@ def _pairs(message: Message) -> list[tuple[int, int]]:
     return list(zip(uids, tokens, strict=True))
 
 
-def test_a_start_that_takes_too_long_names_who_is_missing(tmp_path: Path) -> None:
-    with Fleet(tmp_path, start_timeout_s=1.0) as fleet:
-        fleet.hello()
-        fleet.start_worker(0)
-        failed = fleet.receive()
-        assert isinstance(failed, Failed)
-        assert "attention rank 1, FFN rank 2" in failed.reason
-        assert "attention rank 0" not in failed.reason
-        assert fleet.process.wait(PATIENCE_MS / 1000) == 1
+def test_a_start_that_takes_too_long_names_who_is_missing(sockets: Path) -> None:
+    for timeout_s in (0.5, 2.0, 8.0):
+        with Fleet(sockets, start_timeout_s=timeout_s) as fleet:
+            fleet.hello()
+            fleet.start_worker(0)
+            failed = fleet.receive()
+            assert isinstance(failed, Failed)
+            assert f"attention rank 1, FFN rank 2 did not become ready within {timeout_s:g} s" in (
+                failed.reason
+            )
+            assert fleet.process.wait(PATIENCE_MS / 1000) == 1
+        # A slow machine may take longer to start the worker that does come.
+        if "attention rank 0" not in failed.reason:
+            return
+    raise AssertionError(failed.reason)
 
 
-def test_a_worker_that_fails_ends_the_run_by_name_and_stops_the_others(tmp_path: Path) -> None:
+def test_a_worker_that_fails_ends_the_run_by_name_and_stops_the_others(sockets: Path) -> None:
     def fail(rank: int, answer: Message) -> Message:
         return WorkerFailed(rank, "out of memory") if answer.step == 3 else answer  # type: ignore[attr-defined]
 
-    with Fleet(tmp_path) as fleet:
+    with Fleet(sockets) as fleet:
         fleet.hello()
         fleet.start_worker(0)
         fleet.start_worker(1, fail)
@@ -137,8 +140,8 @@ def test_a_worker_that_fails_ends_the_run_by_name_and_stops_the_others(tmp_path:
         assert fleet.stopped == {0, 1, 2}
 
 
-def test_a_lost_rank_ends_the_run_with_the_launchers_reason(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
+def test_a_lost_rank_ends_the_run_with_the_launchers_reason(sockets: Path) -> None:
+    with Fleet(sockets) as fleet:
         fleet.start_all()
         assert isinstance(fleet.receive(), Started)
         fleet.frontend.send(RankLost(2, "FFN rank 2 was killed by signal 9"))
@@ -147,8 +150,8 @@ def test_a_lost_rank_ends_the_run_with_the_launchers_reason(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_the_coordinator_does_not_outlive_its_launcher(tmp_path: Path, started: bool) -> None:
-    with Fleet(tmp_path) as fleet:
+def test_the_coordinator_does_not_outlive_its_launcher(sockets: Path, started: bool) -> None:
+    with Fleet(sockets) as fleet:
         if started:
             fleet.start_all()
             assert isinstance(fleet.receive(), Started)
@@ -156,16 +159,16 @@ def test_the_coordinator_does_not_outlive_its_launcher(tmp_path: Path, started: 
         fleet.process.wait(PATIENCE_MS / 1000)
 
 
-def test_another_protocol_version_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
+def test_another_protocol_version_is_refused_with_both_numbers(sockets: Path) -> None:
+    with Fleet(sockets) as fleet:
         fleet.hello(PROTOCOL_VERSION + 1)
-        failed = fleet.receive(_SHORT_PATIENCE_MS)
+        failed = fleet.receive()
         assert isinstance(failed, Failed)
         assert str(PROTOCOL_VERSION + 1) in failed.reason and str(PROTOCOL_VERSION) in failed.reason
 
 
-def test_nonsense_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet, zmq.Context() as context:
+def test_nonsense_is_counted_and_the_run_goes_on(sockets: Path) -> None:
+    with Fleet(sockets) as fleet, zmq.Context() as context:
         fleet.start_all()
         assert isinstance(fleet.receive(), Started)
         stranger = context.socket(zmq.DEALER)
@@ -198,8 +201,8 @@ def test_nonsense_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
         _stop(fleet)
 
 
-def test_a_workers_other_protocol_version_ends_the_start_by_name(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
+def test_a_workers_other_protocol_version_ends_the_start_by_name(sockets: Path) -> None:
+    with Fleet(sockets) as fleet:
         fleet.hello()
         worker = WorkerLink(fleet.endpoint, 1)
         worker.send(Hello(PROTOCOL_VERSION + 1, "attention", 1, 1))
@@ -209,8 +212,8 @@ def test_a_workers_other_protocol_version_ends_the_start_by_name(tmp_path: Path)
         worker.close()
 
 
-def test_a_rank_that_does_not_exist_does_not_complete_the_fleet(tmp_path: Path) -> None:
-    with Fleet(tmp_path, start_timeout_s=1.5) as fleet:
+def test_a_rank_that_does_not_exist_does_not_complete_the_fleet(sockets: Path) -> None:
+    with Fleet(sockets, start_timeout_s=1.5) as fleet:
         fleet.hello()
         fleet.start_worker(0)
         fleet.start_worker(1)
@@ -222,27 +225,27 @@ def test_a_rank_that_does_not_exist_does_not_complete_the_fleet(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("tokens", [b"", b"abc", bytes(8)], ids=["none", "ragged", "two"])
-def test_a_result_of_the_wrong_size_ends_the_run_by_name(tmp_path: Path, tokens: bytes) -> None:
+def test_a_result_of_the_wrong_size_ends_the_run_by_name(sockets: Path, tokens: bytes) -> None:
     def wrong(rank: int, answer: Message) -> Message:
         later = isinstance(answer, StepResult) and answer.step == 1
         return msgspec.structs.replace(answer, tokens=tokens) if later else answer
 
-    with Fleet(tmp_path, attention_ranks=1) as fleet:
+    with Fleet(sockets, attention_ranks=1) as fleet:
         fleet.hello()
         fleet.start_worker(0, wrong)
         fleet.start_worker(1)
         assert isinstance(fleet.receive(), Started)
         fleet.generate(0, [3, 4], max_new_tokens=9, ignore_eos=True)
-        while isinstance(message := fleet.receive(_SHORT_PATIENCE_MS), Tokens):
+        while isinstance(message := fleet.receive(), Tokens):
             pass
         assert isinstance(message, Failed) and message.rank == 0
 
 
-def test_a_worker_cannot_speak_for_another(tmp_path: Path) -> None:
+def test_a_worker_cannot_speak_for_another(sockets: Path) -> None:
     def lie(rank: int, answer: Message) -> Message:
         return msgspec.structs.replace(answer, rank=0) if answer.step == 2 else answer  # type: ignore[attr-defined]
 
-    with Fleet(tmp_path, attention_ranks=1, ffn_ranks=1) as fleet:
+    with Fleet(sockets, attention_ranks=1, ffn_ranks=1) as fleet:
         fleet.hello()
         fleet.start_worker(0)
         fleet.start_worker(1, lie)

@@ -77,8 +77,8 @@ def test_noise_is_refused_or_is_a_message(data: bytes) -> None:
         assert isinstance(message, typing.get_args(union))
 
 
-def test_a_message_nested_without_end_is_refused(tmp_path: Path) -> None:
-    link = CoordinatorLink(f"ipc://{tmp_path}/c")
+def test_a_message_nested_without_end_is_refused(sockets: Path) -> None:
+    link = CoordinatorLink(f"ipc://{sockets}/c")
     try:
         assert link._read((b"x", b"\x91" * 100_000)) is None
         assert link.messages.count == 1
@@ -104,10 +104,10 @@ CONFIG = CoordinatorConfig(
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Coordinator]:
+def running(sockets: Path) -> Iterator[Coordinator]:
     """A coordinator in this process, with a request in flight."""
     lifeline, writer = os.pipe()
-    link = CoordinatorLink(f"ipc://{tmp_path}/c")
+    link = CoordinatorLink(f"ipc://{sockets}/c")
     config = msgspec.structs.replace(CONFIG, lifeline_fd=lifeline)
     under_test = Coordinator(config, link)
     loop = StepLoop(Scheduler(config, [20, 20]), 2, 1)
@@ -153,8 +153,8 @@ def test_a_rogue_peer_can_end_a_run_by_name_and_do_nothing_else(
 
 
 @pytest.mark.parametrize("count", [3000, pytest.param(200_000, marks=pytest.mark.slow)])
-def test_a_socket_under_fire_serves_on(tmp_path: Path, count: int) -> None:
-    with Fleet(tmp_path) as fleet, zmq.Context() as context:
+def test_a_socket_under_fire_serves_on(sockets: Path, count: int) -> None:
+    with Fleet(sockets) as fleet, zmq.Context() as context:
         fleet.start_all()
         fleet.receive()
         stranger = context.socket(zmq.DEALER)

@@ -18,9 +18,7 @@ from afd_sched.messages import Hello, Started, Stop
 from afd_sched.security import PeerKeys, launch_keys
 from tests.afd_sched.fleet import sequential
 from tests.afd_sched.run_coordinator import CONTEXT_TOKENS, PATIENCE_MS, Fleet
-
-HOSTS = ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(
-    not socket.has_ipv6, reason="this machine has no IPv6"))]  # fmt: skip
+from tests.loopback import LOOPBACKS
 
 
 def _dealer(fleet: Fleet, keys: PeerKeys | None, identity: bytes = b"rank-0") -> zmq.Socket[bytes]:
@@ -54,10 +52,10 @@ def _wait(fleet: Fleet, name: str, at_least: int) -> dict[str, float]:
     return values
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_strangers_are_refused_and_counted_and_the_run_goes_on(tmp_path: Path, host: str) -> None:
-    listener = listen(host, tmp_path)
-    with Fleet(tmp_path, listener=listener) as fleet:
+@pytest.mark.parametrize("host", LOOPBACKS)
+def test_strangers_are_refused_and_counted_and_the_run_goes_on(sockets: Path, host: str) -> None:
+    listener = listen(host, sockets)
+    with Fleet(sockets, listener=listener) as fleet:
         assert fleet.endpoint.startswith("tcp://[::1]:" if ":" in host else "tcp://127.0.0.1:")
         fleet.start_all()
         assert isinstance(fleet.receive(), Started)
@@ -90,8 +88,8 @@ def test_strangers_are_refused_and_counted_and_the_run_goes_on(tmp_path: Path, h
         assert other.public not in {key.coordinator for key in fleet.keys.values()}
 
 
-def test_a_key_opens_the_door_under_its_own_name_only(tmp_path: Path) -> None:
-    with Fleet(tmp_path, attention_ranks=1, listener=listen("127.0.0.1", tmp_path)) as fleet:
+def test_a_key_opens_the_door_under_its_own_name_only(sockets: Path) -> None:
+    with Fleet(sockets, attention_ranks=1, listener=listen("127.0.0.1", sockets)) as fleet:
         fleet.start_all()
         assert isinstance(fleet.receive(), Started)
         liar = _dealer(fleet, fleet.keys[worker_identity(0)], b"liar")
@@ -101,8 +99,8 @@ def test_a_key_opens_the_door_under_its_own_name_only(tmp_path: Path) -> None:
         liar.close()
 
 
-def test_too_long_a_message_costs_its_sender_the_connection_and_nobody_else(tmp_path: Path) -> None:
-    with Fleet(tmp_path, attention_ranks=1, listener=listen("127.0.0.1", tmp_path)) as fleet:
+def test_too_long_a_message_costs_its_sender_the_connection_and_nobody_else(sockets: Path) -> None:
+    with Fleet(sockets, attention_ranks=1, listener=listen("127.0.0.1", sockets)) as fleet:
         fleet.start_all()
         assert isinstance(fleet.receive(), Started)
         loud = _dealer(fleet, fleet.keys[worker_identity(0)], b"loud")
@@ -118,7 +116,7 @@ def test_too_long_a_message_costs_its_sender_the_connection_and_nobody_else(tmp_
         loud.close()
 
 
-def test_tcp_without_keys_is_an_error(tmp_path: Path) -> None:
+def test_tcp_without_keys_is_an_error(sockets: Path) -> None:
     for open_link in (
         lambda: CoordinatorLink("tcp://127.0.0.1:*"),
         lambda: WorkerLink("tcp://127.0.0.1:1", 0),
@@ -136,10 +134,10 @@ def test_keys_do_not_show_when_printed() -> None:
 
 
 def test_a_port_is_bound_before_it_is_announced_and_everywhere_is_announced_as_here(
-    tmp_path: Path,
+    sockets: Path,
 ) -> None:
     for host, announced in (("0.0.0.0", "tcp://127.0.0.1:"), ("localhost", "tcp://")):
-        listener = listen(host, tmp_path)
+        listener = listen(host, sockets)
         assert listener.endpoint.startswith(announced)
         name, port = listener.endpoint.removeprefix("tcp://").rsplit(":", 1)
         socket.create_connection((name.strip("[]"), int(port)), timeout=5).close()
@@ -148,6 +146,6 @@ def test_a_port_is_bound_before_it_is_announced_and_everywhere_is_announced_as_h
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "2001:db8::1"])
-def test_an_address_that_is_not_ours_is_one_sentence(tmp_path: Path, host: str) -> None:
+def test_an_address_that_is_not_ours_is_one_sentence(sockets: Path, host: str) -> None:
     with pytest.raises(ConfigError, match=f"--host {host}: cannot listen there"):
-        listen(host, tmp_path)
+        listen(host, sockets)

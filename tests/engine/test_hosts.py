@@ -11,6 +11,7 @@ import pytest
 from afd import LLM, SamplingParams
 from afd.launch import engine
 from afd_sched.security import CoordinatorKeys, PeerKeys, launch_keys
+from tests.loopback import LOOPBACKS
 
 
 def test_tokens_over_tcp_are_those_of_a_local_launch(
@@ -26,7 +27,7 @@ def test_tokens_over_tcp_are_those_of_a_local_launch(
         return coordinator, peers
 
     monkeypatch.setattr(engine, "launch_keys", remember)
-    with LLM(checkpoint("qwen3"), host="::1", **options) as llm:
+    with LLM(checkpoint("qwen3"), host=LOOPBACKS[-1], **options) as llm:
         for child in psutil.Process().children():
             shown = [*child.cmdline(), *child.environ().values()]
             assert not any(secret in text for secret in secrets for text in shown)

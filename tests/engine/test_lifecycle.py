@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,18 +24,18 @@ Checkpoints = Callable[[str], Path]
 LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
 # Few slots and many long requests: whatever is killed, there is work left for seconds.
 MANY = [[1, 2, 3]] * 100
-ENDS_WITHIN_S = 10
-
-
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+# Bounds on a hang, well below the two minutes and the minute after which the product itself gives
+# up on a start and on a step: what ends within them ended by the way under test.
+ENDS_WITHIN_S = 45
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    before = shared_memory()
+def nothing_is_left(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TMPDIR", str(sockets))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     yield
-    assert shared_memory() <= before
+    assert os.listdir(sockets) == []
+    assert not [name for name in os.listdir("/dev/shm") if "afd" in name]
     deadline = time.monotonic() + ENDS_WITHIN_S
     while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=1)
@@ -54,7 +55,7 @@ def launch(*flags: str) -> subprocess.Popen[str]:
 def outcome(*flags: str) -> tuple[int, str]:
     """Exit status and the last line on standard error."""
     process = launch(*flags)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=ENDS_WITHIN_S)
     return process.returncode, errors.strip()
 
 
@@ -83,7 +84,7 @@ def test_a_bad_flag_ends_with_one_sentence(
     base = ["--model", str(checkpoint("qwen3")), "--skip-tokenizer-init", "--prompt", "1 2 3"]
     status, errors = outcome(*base, *flags)
     assert status == 2
-    assert sentence in " ".join(errors.split())
+    assert sentence in errors
     assert "Traceback" not in errors
 
 
@@ -93,7 +94,7 @@ def test_a_cache_that_does_not_fit_ends_the_launch_with_one_sentence(
     flags = ["--model", str(checkpoint("qwen3")), "--skip-tokenizer-init", "--prompt", "1 2 3"]
     status, errors = outcome(*flags, "--kv-tokens", "900000000000")
     assert status == 1
-    assert "the KV cache does not fit" in " ".join(errors.split())
+    assert "the KV cache does not fit" in errors
     assert "Traceback" not in errors
 
 
@@ -106,14 +107,12 @@ def test_a_worker_that_dies_while_starting_ends_the_launch(
         (broken / file.name).write_bytes(file.read_bytes())
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    start = time.monotonic()
     status, errors = outcome(
         "--model", str(broken), "--skip-tokenizer-init", "--prompt", "1", "--m", "2", "--n", "2"
     )
     assert status == 1
     assert "rank" in errors
-    assert "is cut short" in " ".join(errors.split())
-    assert time.monotonic() - start < 30
+    assert "is cut short" in errors
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 1.0])
@@ -162,7 +161,8 @@ def test_a_worker_killed_while_generating_is_named(checkpoint: Checkpoints, rank
         stream = llm.stream(MANY, LONG)
         for _ in range(20):
             next(stream)
-        kill_rank(rank)
+        (child,) = (child for child in llm._engine._children if child.rank == rank)
+        child.process.kill()
         start = time.monotonic()
         with pytest.raises(EngineDeadError, match=f"rank {rank} was killed by signal 9") as caught:
             for _ in stream:
@@ -171,13 +171,6 @@ def test_a_worker_killed_while_generating_is_named(checkpoint: Checkpoints, rank
         with pytest.raises(EngineDeadError):
             llm.generate([[1]])
     assert time.monotonic() - start < ENDS_WITHIN_S
-
-
-def kill_rank(rank: int) -> None:
-    """Children start in rank order after the coordinator."""
-    children = sorted(psutil.Process().children(), key=lambda child: child.pid)
-    workers = [child for child in children if "afd.worker" in child.cmdline()]
-    workers[rank].kill()
 
 
 def test_the_coordinator_killed_while_generating_is_named(checkpoint: Checkpoints) -> None:

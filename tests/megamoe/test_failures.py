@@ -32,6 +32,7 @@ from afd._megamoe import (
 )
 from tests.megamoe.weights import Weights
 from tests.megamoe.world import (
+    DEADLINE_MS,
     Routed,
     Shape,
     World,
@@ -346,8 +347,8 @@ def test_sides_outlive_the_names_they_were_made_of() -> None:
         experts = make_experts(shape, _weights(), list(range(5)))
         domain = Domain(fd, layout, create=True)
         return (
-            AttentionSide(domain, 0, 1000),
-            FfnSide(domain, 0, np.zeros(5, np.int32), experts, Pool(2), 1000),
+            AttentionSide(domain, 0, DEADLINE_MS),
+            FfnSide(domain, 0, np.zeros(5, np.int32), experts, Pool(2), DEADLINE_MS),
         )
 
     layout = replace(SHAPE, attention_ranks=1, ffn_ranks=1).layout()
