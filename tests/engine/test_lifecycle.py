@@ -30,7 +30,10 @@ ENDS_WITHIN_S = 45
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left(
+    sockets: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    tmp_path_factory.getbasetemp()  # pytest's own folder lies elsewhere
     monkeypatch.setenv("TMPDIR", str(sockets))
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
