@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+# For modules whose first test compiles what they run, which takes a slow machine minutes.
+MAY_COMPILE = pytest.mark.timeout(1200)
 ROOT = Path(__file__).resolve().parents[2]
 
 

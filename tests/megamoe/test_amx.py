@@ -10,13 +10,16 @@ import sys
 import pybind11
 import pytest
 
-from tests.megamoe.native import ROOT, built
+from tests.megamoe.native import MAY_COMPILE, ROOT, built
 
 SKIPPED = 77
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64"), reason="AMX is an extension of x86-64"
-)
+pytestmark = [
+    MAY_COMPILE,
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "AMD64"), reason="AMX is an extension of x86-64"
+    ),
+]
 
 
 def _run(program: str, *arguments: str, sanitizer: str = "") -> str:
@@ -46,7 +49,6 @@ def test_the_processors_tiles_do_so() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # to compile everything for these two sanitizers
 def test_no_access_beyond_a_row_or_a_panel() -> None:
     _run("megamoe-amx", "2", "1000", sanitizer="address,undefined")
     _run("megamoe-amx", "3", "5000")
@@ -54,7 +56,6 @@ def test_no_access_beyond_a_row_or_a_panel() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # to compile the extension
 def test_the_boundary_and_the_attention_side_on_emulated_tiles() -> None:
     """Their own tests, over an extension whose best level is the emulated one."""
     find = (f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}")

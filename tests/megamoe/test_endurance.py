@@ -7,7 +7,9 @@ import subprocess
 
 import pytest
 
-from tests.megamoe.native import built
+from tests.megamoe.native import MAY_COMPILE, built
+
+pytestmark = MAY_COMPILE
 
 
 def _run(name: str, *arguments: str, sanitizer: str = "thread") -> str:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.megamoe.native import built
+from tests.megamoe.native import MAY_COMPILE, built
+
+pytestmark = MAY_COMPILE
 
 
 @pytest.fixture(scope="module")

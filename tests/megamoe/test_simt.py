@@ -13,7 +13,7 @@ import pytest
 
 from afd._megamoe import Aborted, BadExpertId, Deadline, HandshakeError, ScaleFormat, Wire
 from tests.megamoe.checks import assert_steps_match
-from tests.megamoe.native import built
+from tests.megamoe.native import MAY_COMPILE, built
 from tests.megamoe.simt import SimtAttentionSide, SimtFfnSide, opened
 from tests.megamoe.weights import Weights
 from tests.megamoe.world import (
@@ -27,6 +27,8 @@ from tests.megamoe.world import (
     random_step,
     regions,
 )
+
+pytestmark = MAY_COMPILE
 
 SMALL = Shape(attention_ranks=2, ffn_ranks=2, lanes=2, max_tokens=3, hidden=130, top_k=2,
               experts=5, moe_layers=2, wire=Wire.FP8, width=24)  # fmt: skip

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.megamoe.native import built, tool
+from tests.megamoe.native import MAY_COMPILE, built, tool
 from tests.megamoe.simt import NO_DEVICE, OK, Error, library
+
+pytestmark = MAY_COMPILE
 
 
 def _nvcc() -> str:
