@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import zmq
 
 from afd_sched.ints import pack_int32
 from afd_sched.links import FRONTEND, CoordinatorLink, worker_identity
@@ -184,8 +183,7 @@ class Run:
         payloads = [link.encode(message) for _, message in messages]
         encoded = time.perf_counter()
         for (rank, _), payload in zip(messages, payloads, strict=True):
-            link.socket.send(FRONTEND if rank is None else worker_identity(rank), zmq.SNDMORE)
-            link.socket.send(payload)
+            link.put(FRONTEND if rank is None else worker_identity(rank), payload)
         self._clock.parts["encode"] += encoded - start
         self._clock.parts["publish"] += time.perf_counter() - encoded
         plans = [isinstance(message, StepPlan) for _, message in messages]

@@ -7,8 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from afd.launch.listen import socket_folder
+
+# No example is judged by its clock, which a busy machine slows. The profile in force stays the
+# parent, so that what Hypothesis chooses under CI stays chosen.
+settings.register_profile(
+    "untimed",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of T_a: sums of times that are equal in decimals differ by less once rounded.
+_ROUNDING = 1e-9
+
 
 def step_us(ta_us: float, te_us: float, tc_us: float, lanes: int, layers: int) -> float:
     """T_step = (T_a + T_e + 2 T_c) + T_f (m L − 1), T_f the period of one lane and layer."""
@@ -41,15 +44,17 @@ def conditions(ta_us: float, te_us: float, tc_us: float, lanes: int) -> Conditio
     """(1) T_a ≈ T_e within 10 %, (2) T_c < T_f, (3) m T_f ≥ 2 (T_f + T_c); hidden: T_e ≤ T_a.
 
     Condition (3) with m = 2 reads T_c ≤ 0, so no real fabric meets it; ``fully_hidden`` is the
-    bound that does decide: m T_a ≥ T_a + T_e + 2 T_c.
+    bound that does decide: m T_a ≥ T_a + T_e + 2 T_c. An excess over T_a that rounding explains is
+    none.
     """
     tf = max(ta_us, te_us)
+    hidden_us = ta_us * (1 + _ROUNDING)
     return Conditions(
         balanced=abs(ta_us - te_us) <= 0.1 * tf,
         transfer_shorter=tc_us < tf,
         enough_lanes=lanes * tf >= 2 * (tf + tc_us),
-        hidden_ffn=te_us <= ta_us,
-        fully_hidden=te_us <= ta_us and ta_us + te_us + 2 * tc_us <= lanes * ta_us,
+        hidden_ffn=te_us <= hidden_us,
+        fully_hidden=lane_period_us(ta_us, te_us, tc_us, lanes) <= hidden_us,
     )
 
 

@@ -34,8 +34,10 @@ def is_linear(name: str) -> bool:
 def quantize_block_scaled(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(e4m3 [rows, cols], float32 [ceil(rows/128), ceil(cols/128)]) of a matrix.
 
-    A block's greatest magnitude maps to 448, the greatest e4m3 value; blocks at the edges are
-    smaller; a block of zeros has scale 1. Raises UpcycleError if a value is not finite.
+    A block's greatest magnitude maps to 448, the greatest e4m3 value, unless its scale were
+    subnormal, which keeps too few digits or none: the scale is then the smallest normal float32.
+    Blocks at the edges are smaller; a block of zeros has scale 1. Raises UpcycleError if a value is
+    not finite.
     """
     rows, cols = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -cols % BLOCK, 0, -rows % BLOCK))
@@ -43,7 +45,8 @@ def quantize_block_scaled(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     greatest = blocks.abs().amax((1, 3))
     if not torch.isfinite(greatest).all():
         raise UpcycleError("a weight is not finite, so it has no FP8 form")
-    scale = torch.where(greatest > 0, greatest / _E4M3_MAX, torch.ones_like(greatest))
+    least = torch.finfo(torch.float32).tiny
+    scale = torch.where(greatest > 0, (greatest / _E4M3_MAX).clamp_min(least), 1.0)
     scaled = (blocks / scale[:, None, :, None]).clamp(-_E4M3_MAX, _E4M3_MAX)
     values = scaled.to(torch.float8_e4m3fn).view_as(padded)[:rows, :cols]
     return values.contiguous(), scale

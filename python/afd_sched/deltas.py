@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afd_sched.cache import CacheManager
-from afd_sched.ints import pack_few_int32, pack_int32
+from afd_sched.ints import pack_few_int32, pack_int32, unpack_pairs
 from afd_sched.messages import Admit, StepPlan
 from afd_sched.req import Req
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+_NOBODY: I64 = np.zeros(0, np.int64)
 
 
 class PlanDeltas:
@@ -24,6 +25,9 @@ class PlanDeltas:
         self._cache = cache
         self._retired: dict[int, list[int]] = {}
         self._admitted: dict[int, dict[int, Admit]] = {}
+        # (slot, page) pairs as they are sent, and whose they are.
+        self._grown: dict[int, bytes] = {}
+        self._growing = _NOBODY
 
     def admit(self, entered: Sequence[Req], admits: Sequence[Admit]) -> None:
         """Requests enter slots, with whatever pages these hold when that is told."""
@@ -35,8 +39,17 @@ class PlanDeltas:
             else:
                 of_rank[req.slot] = admit
 
+    def grow(self, slots: I64, pages: I32) -> None:
+        """Each slot gets one more page; slots in ascending order of rank, none of them new."""
+        self._growing = np.concatenate((self._growing, slots))
+        for rank, pairs in self._by_rank(slots, pages).items():
+            self._grown[rank] = self._grown.get(rank, b"") + pairs
+
     def retire(self, slots: list[int]) -> None:
         """Slots leave; of one that was never announced nothing is said at all."""
+        if len(self._growing):
+            for slot in self._growing[np.isin(self._growing, slots)].tolist():
+                self._shrink(slot)
         for slot in slots:
             rank = slot // self._slots
             if slot in self._admitted.get(rank, ()):
@@ -44,10 +57,18 @@ class PlanDeltas:
             else:
                 self._retired.setdefault(rank, []).append(slot - rank * self._slots)
 
+    def _shrink(self, slot: int) -> None:
+        """The slot leaves before it was told of its page."""
+        rank = slot // self._slots
+        pairs = unpack_pairs(self._grown[rank])
+        self._grown[rank] = pack_int32(pairs[pairs[:, 0] != slot - rank * self._slots])
+
     def forget(self, rank: int) -> None:
         """The rank's worker is gone, and with it the table that the deltas were for."""
         self._retired.pop(rank, None)
         self._admitted.pop(rank, None)
+        self._grown.pop(rank, None)
+        self._growing = self._growing[self._growing // self._slots != rank]
 
     def plans(
         self,
@@ -55,36 +76,40 @@ class PlanDeltas:
         lanes: int,
         ranks: list[int],
         extended: tuple[I64, I32],
-        grown: tuple[I64, I32],
     ) -> dict[int, StepPlan]:
         """The plan of each of ``ranks``, which share one object where nothing changed.
-        ``extended``: slots that run prompt tokens, and how many; ``grown``: slots that got a page
-        in this step, and the pages. Both in order of rank."""
+        ``extended``: slots that run prompt tokens, in order of rank, and how many."""
         plans = dict.fromkeys(ranks, StepPlan(step=step, lanes=lanes))
         # Mostly all of them, but for ranks that have nothing to run.
         retired = {r: self._retired.pop(r) for r in [*self._retired] if r in plans}
         admitted = {r: self._admitted.pop(r) for r in [*self._admitted] if r in plans}
-        pages = self._pages([slot for slots in admitted.values() for slot in slots], *grown)
+        grown, first = self._take_grown(plans), self._first_pages(admitted)
         extend = self._by_rank(*extended)
-        for rank in {**pages, **retired, **admitted, **extend}:
+        for rank in {**grown, **retired, **admitted, **extend}:
             plans[rank] = StepPlan(
                 step,
                 lanes,
                 pack_few_int32(retired[rank]) if rank in retired else b"",
                 tuple(admitted[rank].values()) if rank in admitted else (),
-                pages.get(rank, b""),
+                grown.get(rank, b"") + first.get(rank, b""),
                 extend.get(rank, b""),
             )
         return plans
 
-    def _pages(self, announced: list[int], slots: I64, pages: I32) -> dict[int, bytes]:
-        """All pages of newly announced slots, and one more of each of ``slots``, by rank."""
-        if announced:
-            owners, first = self._cache.held_pages(np.array(announced))
-            slots, pages = np.concatenate([owners, slots]), np.concatenate([first, pages])
-            by_rank = np.argsort(slots // self._slots, kind="stable")
-            slots, pages = slots[by_rank], pages[by_rank]
-        return self._by_rank(slots, pages)
+    def _take_grown(self, plans: dict[int, StepPlan]) -> dict[int, bytes]:
+        if self._grown.keys() <= plans.keys():
+            grown, self._grown, self._growing = self._grown, {}, _NOBODY
+            return grown
+        grown = {r: self._grown.pop(r) for r in [*self._grown] if r in plans}
+        self._growing = self._growing[np.isin(self._growing // self._slots, [*self._grown])]
+        return grown
+
+    def _first_pages(self, admitted: dict[int, dict[int, Admit]]) -> dict[int, bytes]:
+        """All pages of newly announced slots, by rank."""
+        if not admitted:
+            return {}
+        slots = [slot for rank in sorted(admitted) for slot in admitted[rank]]
+        return self._by_rank(*self._cache.held_pages(np.array(slots, np.int64)))
 
     def _by_rank(self, slots: I64, values: I32) -> dict[int, bytes]:
         """Pairs of (slot, value) as bytes; slots in ascending order of rank."""

@@ -30,6 +30,8 @@ _MAX_RESULT_BYTES = 2**20
 _MAX_HANDSHAKE_MS = 10_000
 # A rack's ranks connect at once.
 _BACKLOG = 4096
+# Plain numbers: an enumeration's cost as much as the call.
+_MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.NOBLOCK)
 
 T = TypeVar("T")
 
@@ -162,6 +164,8 @@ class CoordinatorLink:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToCoordinator)
         self._last: tuple[Message | None, bytes] = (None, b"")
+        # Without the look at options that nobody uses here, which costs as much as the call.
+        self._put = super(zmq.Socket, self.socket).send
 
     def register(self, poller: zmq.Poller) -> None:
         """Has ``poller`` wake for messages and for connections."""
@@ -189,10 +193,13 @@ class CoordinatorLink:
 
     def send(self, identity: bytes, message: Message) -> None:
         """Queues a message to a peer that has connected."""
-        payload = self.encode(message)
+        self.put(identity, self.encode(message))
+
+    def put(self, identity: bytes, payload: bytes) -> None:
+        """Queues an encoded message."""
         self.bytes_out += len(payload)
-        self.socket.send(identity, zmq.SNDMORE)
-        self.socket.send(payload)
+        self._put(identity, _MORE)
+        self._put(payload)
 
     def encode(self, message: Message) -> bytes:
         """Its bytes; one message to many peers is encoded once, if it is sent without another in
@@ -205,22 +212,22 @@ class CoordinatorLink:
         """A message that is already here with its sender, or None."""
         while True:
             try:
-                # Only a frame that was not copied knows whose key it came under.
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=self._gate is None)
+                # Only a frame that is not copied knows whose key it came under.
+                frames = [self.socket.recv(_AT_ONCE, copy=False)]
             except zmq.Again:
                 return None
+            while frames[-1].more:
+                frames.append(self.socket.recv(copy=False))
             message = self._read(frames)
             if message is not None:
                 return message
 
-    def _read(self, frames: Sequence[bytes | zmq.Frame]) -> tuple[bytes, Message] | None:
-        first, payload = frames[0], frames[-1]
-        identity = first.bytes if isinstance(first, zmq.Frame) else first
+    def _read(self, frames: Sequence[zmq.Frame]) -> tuple[bytes, Message] | None:
+        identity, payload = frames[0].bytes, frames[-1]
         if len(frames) != 2:
             self.messages.add("%d frames from %r, not one", len(frames) - 1, identity)
             return None
-        if isinstance(payload, zmq.Frame) and Gate.name_of(payload) != identity:
-            name = Gate.name_of(payload)
+        if self._gate is not None and (name := Gate.name_of(payload)) != identity:
             self.messages.add("the key of %r spoke as %r", name, identity)
             return None
         length = len(payload)
@@ -229,8 +236,7 @@ class CoordinatorLink:
             self.messages.add("%d bytes from %r", length, identity)
             return None
         try:
-            data = payload.buffer if isinstance(payload, zmq.Frame) else payload
-            message: Message = self._decoder.decode(data)
+            message: Message = self._decoder.decode(payload.buffer)
         except (msgspec.MsgspecError, RecursionError) as error:
             self.messages.add("from %r: %s", identity, error)
             return None

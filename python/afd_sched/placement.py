@@ -4,7 +4,7 @@ to do; otherwise where the load is least."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Final
 
@@ -83,4 +83,5 @@ class Placement:
         else:
             self._spare[rank] -= pages + 1
             self._load[rank] += 1 / self._slots + pages / self._pages[rank]
-        heappush(self._lightest, (self._load[rank], rank))
+        lightest = self._lightest
+        (heapreplace if lightest[0][1] == rank else heappush)(lightest, (self._load[rank], rank))

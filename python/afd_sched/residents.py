@@ -39,11 +39,12 @@ class Resident:
     spare: list[I32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Left:
-    """Requests that have left their ``slots``, with what these held until then: ``counts`` pages
-    each, ``pages`` end to end; ``fed`` rows of theirs have run, and of their tokens ``prompt`` and
-    ``generated`` are known. Nobody else writes to the pages until they are given back."""
+    """Requests that have left their ``slots``, or are about to, with what these hold: ``counts``
+    pages each, ``pages`` end to end; ``fed`` rows of theirs are planned, and of their tokens
+    ``prompt`` and ``generated`` are known. Nobody else writes to the pages until they are given
+    back."""
 
     slots: I64
     residents: list[Resident]
@@ -93,7 +94,7 @@ class Residents:
         self._prompts: list[tuple[int, Resident]] = []
         self._left: list[Left] = []
         # Retired slots with the last step that may name them.
-        self._freeing: deque[tuple[int, I64]] = deque()
+        self._freeing: deque[tuple[int, Left]] = deque()
 
     # ------------------------------------------------------------------------------- entering
 
@@ -173,7 +174,7 @@ class Residents:
         self._prompts = [(slot, r) for slot, r in self._prompts if slot not in mine]
         self._left = [_only(left, left.slots // self._slots != rank) for left in self._left]
         self._freeing = deque(
-            (last, slots[slots // self._slots != rank]) for last, slots in self._freeing
+            (last, _only(left, left.slots // self._slots != rank)) for last, left in self._freeing
         )
         self.tree.forget(rank)
         self.cache.reset(rank)
@@ -288,20 +289,22 @@ class Residents:
     def retire(self, slots: I64, last_step: int) -> None:
         """The slots leave the workers' tables; no step after ``last_step`` names them."""
         self.running.retire(slots)
-        self._freeing.append((last_step, slots))
+        self._freeing.append((last_step, self._holdings(slots)))
 
     def awaits_pages(self, rank: int) -> bool:
         """Whether slots of a rank wait for their last step to be committed."""
-        return any((slots // self._slots == rank).any() for _, slots in self._freeing)
+        return any((left.slots // self._slots == rank).any() for _, left in self._freeing)
 
     def free(self, committed: int) -> None:
         """Returns to their pools the retired slots that no step after ``committed`` names; with
         the prefix cache on, their pages come with the next ``tidy``."""
         while self._freeing and self._freeing[0][0] <= committed:
-            slots = self._freeing.popleft()[1]
+            left = self._freeing.popleft()[1]
+            slots = left.slots
             if not len(slots):
                 continue
-            left = self._holdings(slots)
+            # All else has stood since they retired.
+            left.generated = self.running.generated[slots]
             if self._radix:
                 self._left.append(left)
             else:

@@ -40,7 +40,6 @@ STEP_LIMIT: Final = 2**33
 _ORDER = attrgetter("order")
 # Plain numbers: numpy is slow to take an enumeration's.
 _STOP, _LENGTH = int(FinishReason.STOP), int(FinishReason.LENGTH)
-_NO_PAGES = np.zeros(0, np.int32)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,12 +190,10 @@ class Scheduler:
         if self._next_step >= STEP_LIMIT:
             raise StepsExhausted(-1, f"step {self._next_step} is out of range; restart the engine")
         self._lay_rows()
-        spent = self._running.spent()
-        if len(spent):
-            self._retire(spent)
+        self._retire_spent()
         if self._admission.queue:
             self._admission.admit(self._next_step)
-        sitting_out, grown = self._grow()
+        sitting_out = self._grow()
         ranks = [r for r in np.flatnonzero(self._running.count).tolist() if r not in sitting_out]
         if not ranks:
             return None
@@ -213,10 +210,15 @@ class Scheduler:
         return StepBundle(
             step=step,
             lanes=lanes,
-            plans=self._deltas.plans(step, lanes, ranks, extended, grown),
+            plans=self._deltas.plans(step, lanes, ranks, extended),
             ffn=ffn,
             extend_tokens=sum(deal.counts),
         )
+
+    def _retire_spent(self) -> None:
+        spent = self._running.spent()
+        if len(spent):
+            self._retire(spent)
 
     def _retire(self, slots: I64) -> None:
         """The slots leave with the next plan; they are freed once their last step is committed."""
@@ -239,12 +241,13 @@ class Scheduler:
                 self._admission.queue.add(req)
         self._residents.free(self._committed)
 
-    def _grow(self) -> tuple[set[int], tuple[I64, I32]]:
+    def _grow(self) -> set[int]:
         """A page for each slot whose next row begins one. Where they do not suffice, the latest
-        arrivals are retracted, and the rank sits the step out until their pages come back."""
+        arrivals are retracted, and the rank sits the step out until their pages come back.
+        Returns the ranks that do."""
         slots = self._running.at_page_end()
         if not len(slots):
-            return set(), (slots, _NO_PAGES)
+            return set()
         need = np.bincount(slots // self._slots, minlength=len(self._cache.free))
         sitting_out: set[int] = set()
         for rank in np.flatnonzero(need > self._cache.free).tolist():
@@ -253,7 +256,18 @@ class Scheduler:
             slots = self._running.at_page_end()
         if sitting_out:
             slots = slots[~np.isin(slots // self._slots, list(sitting_out))]
-        return sitting_out, (slots, self._residents.grow(slots))
+        self._deltas.grow(slots, self._residents.grow(slots))
+        return sitting_out
+
+    def _grow_ahead(self) -> None:
+        """As ``_grow`` will for the next plan, on the ranks that have pages enough."""
+        slots = self._running.at_page_end()
+        if not len(slots):
+            return
+        ranks = slots // self._slots
+        enough = np.bincount(ranks, minlength=len(self._cache.free)) <= self._cache.free
+        slots = slots[enough[ranks]]
+        self._deltas.grow(slots, self._residents.grow(slots))
 
     def _make_room(self, rank: int) -> bool:
         """False if the rank must wait for pages that a step in flight still names."""
@@ -306,9 +320,12 @@ class Scheduler:
         planned.rows = Rows(order, self._residents.history.cells(order.slots, running.fed))
 
     def tidy(self) -> None:
-        """What can wait until the plans are on their way; the prefix cache, above all."""
+        """What can wait until the plans are on their way, the prefix cache above all; and what the
+        next plan has to do whatever the results are."""
         self._lay_rows()
         self._residents.tidy(self._next_step)
+        self._retire_spent()
+        self._grow_ahead()
 
     # ------------------------------------------------------------------------------- loss
 

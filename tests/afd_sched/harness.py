@@ -136,11 +136,10 @@ class Harness:
         planned = False
         while self.plan() is not None:
             planned = True
+        self.scheduler.tidy()
         for rank in range(len(self.ranks)):
             self.run_rank(rank)
-        committed = self.commit() is not None
-        self.scheduler.tidy()
-        return committed or planned
+        return self.commit() is not None or planned
 
     def drain(self, most_steps: int = 20_000) -> None:
         """Runs until no request is open; more than ``most_steps`` moves is starvation."""
@@ -161,7 +160,7 @@ class Harness:
         scheduler, slots = self.scheduler, self.config.max_running_requests
         residents = scheduler._residents
         cache, tree = residents.cache, residents.tree
-        freeing = [slot for _, several in residents._freeing for slot in several.tolist()]
+        freeing = [slot for _, left in residents._freeing for slot in left.slots.tolist()]
         assert len(set(freeing)) == len(freeing)
         cached = check_tree(tree, residents, self.config.page_size)
         for rank in range(len(self.ranks)):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afd_sched.ints import pack_int32
+from afd_sched.ints import pack_int32, unpack_int32, unpack_pairs
 from afd_sched.messages import SamplingParams
 from afd_sched.req import FinishReason, RequestRefused
 from afd_sched.scheduler import BadResult, Scheduler, SchedulerConfig, StepOrderError
@@ -245,12 +245,52 @@ def test_a_prompt_is_not_remembered_with_the_pages_of_the_slots_next_request() -
     harness.check_outputs()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_page_given_ahead_is_not_told_of_once_its_request_has_left(overlap: bool) -> None:
+    config = changed(attention_ranks=1, max_running_requests=1, page_size=2, overlap=overlap)
+    harness = Harness(config, [32])
+    leaving = harness.add([5, 5], SamplingParams(max_new_tokens=9, ignore_eos=True))
+    harness.plan()
+    harness.scheduler.tidy()  # its next row begins a page
+    assert harness.scheduler._cache.held.tolist() == [2]
+    harness.run_rank(0)
+    harness.commit()
+    harness.abort(leaving)
+    harness.add([6, 6, 6, 6, 6], SamplingParams(max_new_tokens=4, ignore_eos=True))
+    bundle = harness.plan()
+    assert bundle is not None
+    plan = bundle.plans[0]
+    assert unpack_int32(plan.retired).tolist() == [0]
+    assert unpack_pairs(plan.pages)[:, 0].tolist() == [0] * 3  # the new request's own
+    harness.drain()
+    harness.check_pools_are_full()
+    harness.check_outputs()
+
+
+def test_a_page_given_ahead_is_not_told_to_a_lost_ranks_new_worker() -> None:
+    config = changed(attention_ranks=1, max_running_requests=1, page_size=2)
+    harness = Harness(config, [32])
+    harness.add([5, 5], SamplingParams(max_new_tokens=9, ignore_eos=True))
+    harness.plan()
+    harness.scheduler.tidy()  # its next row begins a page
+    harness.lose_rank(0)
+    harness.restore_rank(0)
+    harness.commit()
+    bundle = harness.plan()
+    assert bundle is not None
+    assert unpack_pairs(bundle.plans[0].pages)[:, 0].tolist() == [0]
+    harness.drain()
+    harness.check_pools_are_full()
+    harness.check_outputs()
+
+
 def test_what_is_kept_for_later_is_gone_after_tidy_though_nothing_ends() -> None:
     harness = Harness(changed(attention_ranks=1), [32])
     harness.add([5] * 3, SamplingParams(max_new_tokens=20, ignore_eos=True))
     history = harness.scheduler._residents.history
     for _ in range(6):
-        harness.advance()  # which tidies
+        harness.advance()
+        harness.scheduler.tidy()
         assert not history._unwritten
     assert not harness.finished
 

@@ -22,8 +22,8 @@ def check_tree(tree: RadixCache, residents: Residents, page_size: int) -> list[s
     users: dict[tuple[int, int], int] = {}
     using = [(r.node, slot // residents.table.slots) for slot, r in residents.by_slot.items()]
     for left in residents._left:
-        ranks = (left.slots // residents.table.slots).tolist()
-        using += [(r.node, rank) for r, rank in zip(left.residents, ranks, strict=True)]
+        owners = (left.slots // residents.table.slots).tolist()
+        using += [(r.node, rank) for r, rank in zip(left.residents, owners, strict=True)]
     for node, rank in using:
         while node.parent is not None:
             at = id(node), rank

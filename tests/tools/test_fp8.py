@@ -26,7 +26,7 @@ from tests.checkpoints import CheckpointSpec, write_checkpoint
 @given(
     rows=st.integers(1, 300),
     cols=st.integers(1, 300),
-    exponent=st.integers(-20, 20),
+    exponent=st.one_of(st.integers(-20, 20), st.integers(-148, 120)),
     seed=st.integers(0, 2**31),
 )
 def test_error_is_that_of_e4m3(rows: int, cols: int, exponent: int, seed: int) -> None:
@@ -45,6 +45,16 @@ def test_error_is_that_of_e4m3(rows: int, cols: int, exponent: int, seed: int) -
             # Half a unit of 3 mantissa bits, or half the subnormal step (2^-9) of the block.
             bound = torch.maximum(exact.abs() * 2.0**-4, scale[r, c].double() * 2.0**-10)
             assert ((back - exact).abs() <= bound * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("exponent", [-149, -140, -126, -118])
+def test_a_block_of_next_to_nothing_stays_that(exponent: int) -> None:
+    """Its scale, 1/448 of its greatest value, is below what float32 holds in full or at all."""
+    weight = torch.tensor([[0.0, 1.0, -1.0, 0.5]]) * 2.0**exponent
+    values, scale = quantize_block_scaled(weight)
+    back = values.double() * scale.double()
+    assert torch.equal(values[0, 0].float(), torch.tensor(0.0))
+    assert ((back - weight.double()).abs() <= 2.0**-136).all()
 
 
 def test_a_weight_that_is_not_finite_is_refused() -> None:
