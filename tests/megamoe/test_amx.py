@@ -10,7 +10,7 @@ import sys
 import pybind11
 import pytest
 
-from tests.megamoe.native import MAY_COMPILE, ROOT, built
+from tests.megamoe.native import MAY_COMPILE, ROOT, built, instrumented
 
 SKIPPED = 77
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 def _run(program: str, *arguments: str, sanitizer: str = "") -> str:
     path = built(program, sanitizer) / program
-    done = subprocess.run([path, *arguments], capture_output=True, text=True)
+    done = subprocess.run(instrumented(path, *arguments), capture_output=True, text=True)
     if done.returncode == SKIPPED:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, done.stdout + done.stderr[-8000:]

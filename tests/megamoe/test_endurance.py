@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
-from tests.megamoe.native import MAY_COMPILE, built
+from tests.megamoe.native import MAY_COMPILE, built, instrumented
 
 pytestmark = MAY_COMPILE
 
 
 def _run(name: str, *arguments: str, sanitizer: str = "thread") -> str:
     program = built(name, sanitizer) / name
-    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    done = subprocess.run(instrumented(program, *arguments), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-8000:]
     return done.stdout
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from afd._megamoe import WeightType, isa_level
-from tests.megamoe.native import MAY_COMPILE, built
+from tests.megamoe.native import MAY_COMPILE, built, instrumented
 from tests.megamoe.reference import takes_pairs
 
 pytestmark = MAY_COMPILE
 
 
 def _run(program: Path, seed: int, rounds: int) -> str:
-    done = subprocess.run([program, str(seed), str(rounds)], capture_output=True, text=True)
+    done = subprocess.run(
+        instrumented(program, str(seed), str(rounds)), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-8000:]
     assert f"{rounds} rounds agree" in done.stdout
     return done.stdout
@@ -32,7 +34,7 @@ def _races(program: Path, *arguments: str) -> str:
     remembered = "halt_on_error=1 exitcode=66 history_size=7"
     options = {**os.environ, "TSAN_OPTIONS": remembered}
     done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, env=options, timeout=120
+        instrumented(program, *arguments), capture_output=True, text=True, env=options, timeout=120
     )
     assert done.returncode == 66, done.stdout + done.stderr[-8000:]
     assert "WARNING: ThreadSanitizer: data race" in done.stderr
