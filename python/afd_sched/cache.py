@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from afd_sched.ints import positions_within
+from afd_sched.ints import positions_within, unpack_int32
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -72,12 +72,12 @@ class CacheManager:
         """A view of some of one slot's pages."""
         return self._table[slot, first:end]
 
-    def share(self, slot: int, pages: Sequence[I32]) -> None:
-        """The first pages of an empty slot are others' too; who they belong to is not kept here."""
-        for some in pages:
-            at = self.held[slot]
-            self._table[slot, at : at + len(some)] = some
-            self.held[slot] += len(some)
+    def share(self, slot: int, pages: bytes) -> None:
+        """The first pages (int32 bytes) of an empty slot are others' too; who they belong to is not
+        kept here."""
+        shared = unpack_int32(pages)
+        self._table[slot, : len(shared)] = shared
+        self.held[slot] = len(shared)
 
     def drop(self, slots: I64) -> None:
         """The slots hold nothing any more; ``give_back`` says which pages are free for it."""

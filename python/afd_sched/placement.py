@@ -69,7 +69,7 @@ class Placement:
         for count in range(len(path), 0, -1):
             best = min(path[count - 1].holdings, key=self._load.__getitem__)
             # Cached pages that nobody uses count as room, so only the others are saved.
-            saved = sum(len(h.pages) for n in path[:count] if (h := n.holdings[best]).locks)
+            saved = sum(h.count for n in path[:count] if (h := n.holdings[best]).locks)
             if self._load[best] <= bound and need - saved <= self._spare[best]:
                 return best, count
         return None

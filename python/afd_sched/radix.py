@@ -14,25 +14,30 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
-I32 = NDArray[np.int32]
 _TOKEN_BYTES = 4
+PAGE_ID_BYTES = 4
 
 
 class Holding:
-    """One rank's pages of a node. ``locks``: slots that use it or a node below; ``children``:
-    nodes right below that the rank holds too; ``used``: the step in which a use last ended."""
+    """One rank's ``pages`` of a node, int32 bytes. ``locks``: slots that use it or a node below;
+    ``children``: nodes right below that the rank holds too; ``used``: the step in which a use last
+    ended."""
 
     __slots__ = ("children", "locks", "node", "pages", "queued", "used")
 
-    def __init__(self, node: Node, pages: I32, used: int) -> None:
+    def __init__(self, node: Node, pages: bytes, used: int) -> None:
         self.node = node
         self.pages = pages
         self.used = used
         self.locks = 0
         self.children = 0
         self.queued = False
+
+    @property
+    def count(self) -> int:
+        """Number of pages."""
+        return len(self.pages) // PAGE_ID_BYTES
 
 
 class Node:
@@ -86,11 +91,11 @@ class RadixCache:
     def _split(self, node: Node, size: int) -> Node:
         """Puts the first ``size`` bytes of a node into a new one above it; returns that."""
         upper = Node(node.key[:size], node.parent)
-        count = size // self._page_bytes
+        cut = size // self._page_bytes * PAGE_ID_BYTES
         for rank, holding in node.holdings.items():
-            above = upper.holdings[rank] = Holding(upper, holding.pages[:count], holding.used)
+            above = upper.holdings[rank] = Holding(upper, holding.pages[:cut], holding.used)
             above.locks, above.children = holding.locks, 1
-            holding.pages = holding.pages[count:]
+            holding.pages = holding.pages[cut:]
         if node.parent is not None:
             node.parent.children[node.key[: self._page_bytes]] = upper
         self.nodes += 1
@@ -105,7 +110,7 @@ class RadixCache:
         for node in path:
             holding = node.holdings[rank]
             if holding.locks == 0:
-                self.evictable[rank] -= len(holding.pages)
+                self.evictable[rank] -= holding.count
             holding.locks += 1
 
     def unlock(self, node: Node, rank: int, now: int) -> None:
@@ -115,7 +120,7 @@ class RadixCache:
             holding.used = now
             holding.locks -= 1
             if holding.locks == 0:
-                self.evictable[rank] += len(holding.pages)
+                self.evictable[rank] += holding.count
                 self._queue(rank, holding)
             node = node.parent
 
@@ -125,19 +130,19 @@ class RadixCache:
         return child is not None and rank in child.holdings
 
     def insert(
-        self, node: Node, tokens: bytes, at: int, end: int, pages: I32, rank: int, now: int
-    ) -> tuple[Node, list[I32]]:
+        self, node: Node, tokens: bytes, at: int, end: int, pages: bytes, rank: int, now: int
+    ) -> tuple[Node, bytes]:
         """Takes over a slot's ``pages`` with the keys and values of ``tokens[at:end]``, whole
         pages that follow ``node``, which the slot uses. Returns the node they end in, which it
         then uses instead, and those of the pages that stay its own because the tree had their
         tokens already."""
-        spare: list[I32] = []
+        spare = b""
         size, start = self._page_bytes, at
         if len(node.holdings) == 1 and not node.children and node.holdings[rank].locks == 1:
             # Nobody else knows this leaf: it grows, and a request leaves one node, not two.
             holding = node.holdings[rank]
             node.key += tokens[at:end]
-            holding.pages = np.concatenate((holding.pages, pages))
+            holding.pages += pages
             return node, spare
         while at < end:
             first = tokens[at : at + size]
@@ -147,10 +152,10 @@ class RadixCache:
                 self.nodes += 1
             elif not tokens.startswith(child.key, at, end):
                 child = self._split(child, self._common(child.key, tokens, at, end))
-            at_page = (at - start) // size
-            run = pages[at_page : at_page + len(child.key) // size].copy()
+            first_id = (at - start) // size * PAGE_ID_BYTES
+            run = pages[first_id : first_id + len(child.key) // size * PAGE_ID_BYTES]
             if rank in child.holdings:
-                spare.append(run)
+                spare += run
                 self.lock([child], rank)
             else:
                 child.holdings[rank] = Holding(child, run, now)
@@ -169,9 +174,10 @@ class RadixCache:
             self._queued += 1
             heappush(self._leaves[rank], (holding.used, self._queued, holding))
 
-    def evict(self, rank: int, count: int) -> list[I32]:
+    def evict(self, rank: int, count: int) -> bytes:
         """Gives up at least ``count`` pages of a rank, or all that nobody locks."""
-        leaves, given = self._leaves[rank], []
+        leaves = self._leaves[rank]
+        given: list[bytes] = []
         while count > 0 and leaves:
             used, _, holding = heappop(leaves)
             holding.queued = False
@@ -180,9 +186,9 @@ class RadixCache:
                 self._queue(rank, holding)
             elif holding.locks == 0 and holding.children == 0:
                 given.append(holding.pages)
-                count -= len(holding.pages)
+                count -= holding.count
                 self._drop(rank, holding)
-        return given
+        return b"".join(given)
 
     def forget(self, rank: int) -> None:
         """A rank has lost all that it held, locked or not."""
@@ -200,7 +206,7 @@ class RadixCache:
 
     def _drop(self, rank: int, holding: Holding) -> None:
         node = holding.node
-        self.evictable[rank] -= len(holding.pages)
+        self.evictable[rank] -= holding.count
         del node.holdings[rank]
         parent = node.parent
         if parent is None:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from afd_sched.cache import CacheManager
 from afd_sched.decode import DecodeManager
 from afd_sched.history import TokenHistory
-from afd_sched.ints import positions_within
-from afd_sched.radix import Node, RadixCache
+from afd_sched.ints import positions_within, unpack_int32
+from afd_sched.radix import PAGE_ID_BYTES, Node, RadixCache
 from afd_sched.req import TOKEN_BYTES, Req
 from afd_sched.table import TableManager
 
@@ -30,13 +30,13 @@ _SLOT = attrgetter("slot")
 class Resident:
     """A request in a slot. ``tokens``: its tokens at admission, int32 bytes. Its first
     ``depth`` pages are the prefix cache's, down to ``node``; once it has left, some of these may
-    be doubles of what the cache had already (``spare``)."""
+    be doubles of what the cache had already (``spare``, int32 bytes)."""
 
     req: Req
     tokens: bytes
     node: Node
     depth: int
-    spare: list[I32]
+    spare: bytes = b""
 
 
 @dataclass(slots=True)
@@ -82,6 +82,7 @@ class Residents:
     ) -> None:
         ranks = len(pages_per_rank)
         self._page_size = page_size
+        self._page_bytes = page_size * TOKEN_BYTES
         self._slots = slots
         self._radix = radix
         self.table = TableManager(ranks, slots)
@@ -116,9 +117,9 @@ class Residents:
         if path:
             node = path[-1]
             self.tree.lock(path, rank)
-            self.cache.share(slot, [step.holdings[rank].pages for step in path])
+            self.cache.share(slot, b"".join([step.holdings[rank].pages for step in path]))
             depth = int(self.cache.held[slot])
-        self.by_slot[slot] = Resident(req, req.tokens, node, depth, [])
+        self.by_slot[slot] = Resident(req, req.tokens, node, depth)
         return depth
 
     def settle(self, entered: Sequence[Req], now: int) -> None:
@@ -157,7 +158,7 @@ class Residents:
         missing = count - int(self.cache.free[rank])
         # A page for each slot more than needed, so that a full pool is not visited every step.
         if missing > 0 and (given := self.tree.evict(rank, missing + self._slots)):
-            pages = np.concatenate(given)
+            pages = unpack_int32(given)
             self.cache.give_back(np.full(len(pages), rank), pages)
 
     # ------------------------------------------------------------------------------- losing
@@ -201,23 +202,28 @@ class Residents:
         """Moves prompts that have run and requests that have left into the prefix cache. Nobody
         waits for it, unless pages are short."""
         self.history.flush()
-        for slot, resident in self._prompts:
-            # Whoever has left since is among the others.
-            if self.by_slot.get(slot) is resident:
-                self._remember(slot, resident, now)
-        self._prompts.clear()
+        if self._prompts:
+            self._remember(now)
         for left in self._left:
             self._leave(left, now)
         self._left.clear()
 
-    def _remember(self, slot: int, resident: Resident, now: int) -> None:
-        tokens, rank = resident.tokens, slot // self._slots
-        pages = len(tokens) // (TOKEN_BYTES * self._page_size)
-        at = resident.depth * TOKEN_BYTES * self._page_size
-        # Another request was faster: to use its pages beside the doubles that the slot has would
-        # keep both from being freed, and could leave too few pages for a request to run alone.
-        if not self.tree.holds_next(resident.node, tokens, at, rank):
-            self._insert(resident, rank, tokens, self.cache.pages_of(slot, 0, pages), now)
+    def _remember(self, now: int) -> None:
+        """Prompts that have run, of requests that still do; the others leave with them."""
+        running = [(slot, r) for slot, r in self._prompts if self.by_slot.get(slot) is r]
+        self._prompts.clear()
+        slots = np.array([slot for slot, _ in running], np.int64)
+        pages = self.cache.held_pages(slots)[1].tobytes()
+        end = 0
+        for (slot, resident), held in zip(running, self.cache.held[slots].tolist(), strict=True):
+            begin, end = end, end + held * PAGE_ID_BYTES
+            tokens, rank = resident.tokens, slot // self._slots
+            at = resident.depth * self._page_bytes
+            # Another request was faster: to use its pages beside the doubles that the slot has
+            # would keep both from being freed, and could leave too few for a request to run alone.
+            if not self.tree.holds_next(resident.node, tokens, at, rank):
+                whole = len(tokens) // self._page_bytes
+                self._insert(resident, rank, tokens, pages[begin:end], whole, now)
 
     def _leave(self, left: Left, now: int) -> None:
         """Leaves to the prefix cache all whole pages that requests have filled, and frees the
@@ -225,36 +231,35 @@ class Residents:
         known = left.prompt + left.generated
         # Every row that was planned has run.
         filled = (np.minimum(left.fed, known) // self._page_size).tolist()
-        answers = self._answers(left)
-        ends = np.cumsum(left.counts)
-        bounds = zip((ends - left.counts).tolist(), ends.tolist(), strict=True)
-        ranks: list[int] = []
-        rest: list[I32] = []
-        for at, (rank, (begin, end)) in enumerate(
-            zip((left.slots // self._slots).tolist(), bounds, strict=True)
+        answers, ranks = self._answers(left), left.slots // self._slots
+        pages = left.pages.tobytes()
+        end = 0
+        rest: list[bytes] = []
+        for resident, rank, held, whole, answer in zip(
+            left.residents, ranks.tolist(), left.counts.tolist(), filled, answers, strict=True
         ):
-            resident, pages = left.residents[at], left.pages[begin:end]
-            tokens = resident.tokens + answers[at]
-            self._insert(resident, rank, tokens, pages[: filled[at]], now)
+            begin, end = end, end + held * PAGE_ID_BYTES
+            own = pages[begin:end]
+            self._insert(resident, rank, resident.tokens + answer, own, whole, now)
             self.tree.unlock(resident.node, rank, now)
-            own = [*resident.spare, pages[resident.depth :]]
-            ranks += [rank] * len(own)
-            rest += own
-        if rest:
-            owners = np.repeat(np.array(ranks), [len(pages) for pages in rest])
-            self.cache.give_back(owners, np.concatenate(rest))
+            rest.append(resident.spare + own[resident.depth * PAGE_ID_BYTES :])
+        free = unpack_int32(b"".join(rest))
+        self.cache.give_back(np.repeat(ranks, [len(r) // PAGE_ID_BYTES for r in rest]), free)
 
-    def _insert(self, resident: Resident, rank: int, tokens: bytes, pages: I32, now: int) -> None:
-        """Hands ``pages``, the first of the slot's, over, as far as they are still its own."""
-        depth = resident.depth
-        if len(pages) <= depth:
+    def _insert(
+        self, resident: Resident, rank: int, tokens: bytes, pages: bytes, whole: int, now: int
+    ) -> None:
+        """Hands the first ``whole`` of the slot's ``pages`` over, as far as they are still its
+        own."""
+        depth, size = resident.depth, self._page_bytes
+        if whole <= depth:
             return
-        size = TOKEN_BYTES * self._page_size
+        own = pages[depth * PAGE_ID_BYTES : whole * PAGE_ID_BYTES]
         resident.node, spare = self.tree.insert(
-            resident.node, tokens, depth * size, len(pages) * size, pages[depth:], rank, now
+            resident.node, tokens, depth * size, whole * size, own, rank, now
         )
         resident.spare += spare
-        resident.depth = len(pages)
+        resident.depth = whole
 
     def generated(self, slots: I64) -> list[bytes]:
         """What the requests of slots generated since their admission, as far as it is committed;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from afd_sched.ints import unpack_int32
 from afd_sched.radix import Node, RadixCache
 from afd_sched.residents import Residents
 
@@ -36,15 +37,15 @@ def check_tree(tree: RadixCache, residents: Residents, page_size: int) -> list[s
         assert len(node.key) % (4 * page_size) == 0
         for rank, holding in node.holdings.items():
             assert holding.node is node
-            assert len(holding.pages) == len(node.key) // (4 * page_size)
+            assert holding.count == len(node.key) // (4 * page_size)
             assert node.parent is tree.root or rank in node.parent.holdings
             assert holding.children == sum(rank in c.holdings for c in node.children.values())
             assert holding.locks == users.get((id(node), rank), 0)
             if holding.locks:
-                locked[rank].append(len(holding.pages))
+                locked[rank].append(holding.count)
             elif not holding.children:
                 assert holding.queued, "an evictable leaf is not in the queue"
-            pages[rank] += holding.pages.tolist()
+            pages[rank] += unpack_int32(holding.pages).tolist()
     assert len(nodes) == tree.nodes
     for rank in ranks:
         assert len(set(pages[rank])) == len(pages[rank]), "the cache holds a page twice"
