@@ -7,12 +7,13 @@ arrivals, commit, plan, encode, publish (of the tokens to the front end, too), a
 loop. What the coordinator does before that (receive) and after it, while the workers run (tidy: the
 prefix cache, whose tokens the next step returns, the token history, statistics, and the part of the
 next plan that no result changes), is printed beside it; *with tidy* is a step and what follows it,
-and so is the CPU time. Exactly one step is committed and one planned in each. Workers are DEALER sockets in a process of their own that keep the
-product's slot tables and return random tokens. The coordinator's thread has a core to itself, as it
-would have beside a rack; the sockets' own thread and all workers share the others. *steady*:
-nothing arrives or ends. *churn*: 1 % of the requests end in each step and as many arrive, with
-prompts of about 100 tokens, none like another; longer ones cost more (they have more pages). Wall
-time includes what else the machine does; CPU time is the coordinator's thread alone.
+and so is the CPU time. Exactly one step is committed and one planned in each. Workers are DEALER
+sockets in a process of their own that keep the product's slot tables and return random tokens. The
+coordinator's thread has a core to itself, as it would have beside a rack; the sockets' own thread
+and all workers share the others. *steady*: nothing arrives or ends. *churn*: 1 % of the requests
+end in each step and as many arrive, with prompts of about 100 tokens, none like another; longer
+ones cost more (they have more pages). Wall time includes what else the machine does; CPU time is
+the coordinator's thread alone.
 """
 
 from __future__ import annotations

@@ -83,10 +83,10 @@ def listen(host: str | None, folder: Path) -> Listener:
         return Listener(f"ipc://{folder / _NAME}")
     try:
         server = _server(host)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else "that is no name"
         raise ConfigError(
-            f"--host {host}: cannot listen there: {error.strerror or error}; give an address of "
-            "this machine"
+            f"--host {host}: cannot listen there: {reason}; give an address of this machine"
         ) from error
     server.setblocking(False)
     bound, port = server.getsockname()[:2]

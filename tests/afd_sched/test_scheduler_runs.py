@@ -284,6 +284,20 @@ def test_a_page_given_ahead_is_not_told_to_a_lost_ranks_new_worker() -> None:
     harness.check_outputs()
 
 
+def test_a_request_leaves_with_its_last_plan_and_its_whole_answer_is_remembered() -> None:
+    harness = Harness(changed(attention_ranks=1, page_size=4, overlap=True), [32])
+    uid = harness.add([5] * 4, SamplingParams(max_new_tokens=9, ignore_eos=True))
+    harness.advance()
+    while harness.scheduler._running.count.any():
+        harness.advance()
+    assert uid not in harness.finished
+    harness.drain()
+    harness.scheduler.tidy()
+    # The last token has no row, so the last of 13 is not in the cache.
+    known = pack_int32([5] * 4 + harness.delivered[uid])
+    assert harness.scheduler._residents.known_tokens(known) == 12
+
+
 def test_what_is_kept_for_later_is_gone_after_tidy_though_nothing_ends() -> None:
     harness = Harness(changed(attention_ranks=1), [32])
     harness.add([5] * 3, SamplingParams(max_new_tokens=20, ignore_eos=True))

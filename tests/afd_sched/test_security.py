@@ -145,7 +145,9 @@ def test_a_port_is_bound_before_it_is_announced_and_everywhere_is_announced_as_h
         listener.close()
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "2001:db8::1"])
+@pytest.mark.parametrize(
+    "host", ["192.0.2.1", "no-such-host.invalid", "2001:db8::1", "a..b", "a" * 64]
+)
 def test_an_address_that_is_not_ours_is_one_sentence(sockets: Path, host: str) -> None:
     with pytest.raises(ConfigError, match=f"--host {host}: cannot listen there"):
         listen(host, sockets)

@@ -129,6 +129,7 @@ def test_ctrl_c_ends_everything_with_130(checkpoint: Checkpoints, after_s: float
         *("--prompt", "4 " * 400) * 100,
     )
     while not psutil.Process(process.pid).children():
+        assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     time.sleep(after_s)
     children = psutil.Process(process.pid).children(recursive=True)
