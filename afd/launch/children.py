@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from afd.errors import LaunchError
+from afd.launch.signals import undisturbed
 
 _LIFELINE_GRACE_S = 1.0
 
@@ -57,7 +58,14 @@ class Children:
     def start(
         self, name: str, module: str, config: bytes, fds: Sequence[int], rank: int | None = None
     ) -> Child:
-        """Starts ``python -m module``; ``fds`` are inherited under the same numbers."""
+        """Starts ``python -m module``; ``fds`` are inherited under the same numbers. A process that
+        Ctrl-C left without its whole config would be nobody's, so Ctrl-C waits for it."""
+        with undisturbed():
+            return self._start(name, module, config, fds, rank)
+
+    def _start(
+        self, name: str, module: str, config: bytes, fds: Sequence[int], rank: int | None
+    ) -> Child:
         # What is importable here must be importable there, however this program was started.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         try:

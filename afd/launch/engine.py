@@ -17,6 +17,7 @@ from afd.launch.children import Child, Children, wait
 from afd.launch.crew import Crew, Meeting, Workers
 from afd.launch.listen import Listener, listen, socket_folder
 from afd.launch.resolve import ResolvedConfig
+from afd.launch.signals import undisturbed
 from afd.launch.timeline import COORDINATOR, Timeline
 from afd_sched.coordinator import CoordinatorConfig
 from afd_sched.links import FRONTEND, FrontendLink, worker_identity
@@ -110,7 +111,11 @@ class Launch:
 
     def close(self) -> None:
         """Ends every process, frees the memory and writes the timeline; may be called again, or
-        half-way up."""
+        half-way up. It takes seconds at most, so Ctrl-C waits for it."""
+        with undisturbed():
+            self._close()
+
+    def _close(self) -> None:
         deadline = time.monotonic() + (0.0 if self._link is None else _STOP_GRACE_S)
         if self._link is not None and self._coordinator_process is not None:
             if self._coordinator_process not in self._children.ended():

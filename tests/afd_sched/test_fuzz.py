@@ -19,6 +19,7 @@ from afd_sched import coordinator
 from afd_sched.coordinator import Coordinator, CoordinatorConfig
 from afd_sched.links import FRONTEND, CoordinatorLink, worker_identity
 from afd_sched.messages import (
+    Abort,
     FfnResult,
     Generate,
     SamplingParams,
@@ -31,7 +32,7 @@ from afd_sched.scheduler import Scheduler
 from afd_sched.steps import StepLoop
 from tests.afd_sched.fleet import EOS, sequential
 from tests.afd_sched.mutations import example, mutants
-from tests.afd_sched.run_coordinator import Fleet
+from tests.afd_sched.run_coordinator import PATIENCE_MS, Fleet
 
 UNIONS = (ToCoordinator, ToFrontend, ToWorker)
 _INPUTS, _SLOW_INPUTS = 6_000, 1_000_000
@@ -82,6 +83,26 @@ def test_a_message_nested_without_end_is_refused(sockets: Path) -> None:
     try:
         assert link._read([zmq.Frame(b"x"), zmq.Frame(b"\x91" * 100_000)]) is None
         assert link.messages.count == 1
+    finally:
+        link.close()
+
+
+def test_a_message_of_several_frames_is_refused_whole(sockets: Path) -> None:
+    link = CoordinatorLink(f"ipc://{sockets}/c")
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
+            sender.setsockopt(zmq.IDENTITY, FRONTEND)
+            sender.connect(f"ipc://{sockets}/c")
+            first, second = (msgspec.msgpack.encode(Abort(uid)) for uid in (1, 2))
+            sender.send_multipart([b"", first])
+            sender.send_multipart([first, first, first])
+            sender.send(second)
+            got = None
+            while got is None:
+                assert link.socket.poll(PATIENCE_MS)
+                got = link.recv()
+            assert got == (FRONTEND, Abort(2))
+            assert link.messages.count == 2
     finally:
         link.close()
 

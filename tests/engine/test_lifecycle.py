@@ -149,6 +149,24 @@ def test_ctrl_c_ends_everything_with_130(checkpoint: Checkpoints, after_s: float
     assert not psutil.wait_procs(children, timeout=ENDS_WITHIN_S)[1]
 
 
+def test_ctrl_c_pressed_again_and_again_ends_everything_just_the_same(
+    checkpoint: Checkpoints,
+) -> None:
+    process = launch(
+        *("--model", str(checkpoint("qwen3")), "--skip-tokenizer-init", "--ignore-eos", "--json"),
+        *("--max-new-tokens", "100000", "--context-length", "500", "--max-running-requests", "1"),
+        *("--prompt", "4 " * 400) * 100,
+    )
+    while not psutil.Process(process.pid).children():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert process.returncode == 130
+    assert process.communicate()[1].splitlines()[-1] == "afd-launch: interrupted"
+
+
 def test_killing_the_launcher_ends_every_child(checkpoint: Checkpoints) -> None:
     code = (
         "from afd import LLM, SamplingParams\n"
