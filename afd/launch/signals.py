@@ -11,7 +11,8 @@ from contextlib import contextmanager
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ctrl-C counts when the block is over, not within it; only the main thread hears it at all."""
-    if threading.current_thread() is not threading.main_thread():
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is None:  # a handler that is not Python's
         yield
         return
     pressed: list[int] = []

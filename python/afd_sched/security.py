@@ -84,8 +84,11 @@ class Gate:
 
     @staticmethod
     def name_of(frame: zmq.Frame) -> bytes:
-        """The name of the key that a frame came under."""
-        name = frame.get("User-Id")
+        """The name of the key that a frame came under; empty if it came under none."""
+        try:
+            name = frame.get("User-Id")
+        except zmq.ZMQError:
+            return b""
         return name.encode() if isinstance(name, str) else b""
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from afd.errors import ConfigError
 from afd.launch.listen import listen
 from afd_sched.links import CoordinatorLink, OpenTcpError, WorkerLink, worker_identity
 from afd_sched.messages import Hello, Started, Stop
-from afd_sched.security import PeerKeys, launch_keys
+from afd_sched.security import Gate, PeerKeys, launch_keys
 from tests.afd_sched.fleet import sequential
 from tests.afd_sched.run_coordinator import CONTEXT_TOKENS, PATIENCE_MS, Fleet
 from tests.loopback import LOOPBACKS
@@ -123,6 +123,10 @@ def test_tcp_without_keys_is_an_error(sockets: Path) -> None:
     ):
         with pytest.raises(OpenTcpError, match="needs keys"):
             open_link()
+
+
+def test_a_frame_that_came_under_no_key_has_nobodys_name() -> None:
+    assert Gate.name_of(zmq.Frame(b"plan")) == b""
 
 
 def test_keys_do_not_show_when_printed() -> None:

@@ -222,13 +222,13 @@ bool all_well(const std::vector<End>& ends, int victim, bool abort) {
 }
 
 // A rank that had no core for as long as a short deadline was as good as dead to those who waited
-// for it: then a longer deadline decides.
+// for it: then a longer deadline decides, and `again` counts it.
 std::vector<End> stopped(const Shape& shape, const Banks& banks, const Lane& lane, int victim,
-                         int point, bool abort) {
+                         int point, bool abort, int& again) {
   if (abort) return Launch(shape, banks, lane, kDeadline_ns).run(victim, point, true);
   constexpr uint64_t kShort_ns = 300'000'000;
   constexpr uint64_t kLong_ns = 20'000'000'000;
-  for (uint64_t deadline_ns = kShort_ns;; deadline_ns *= 4) {
+  for (uint64_t deadline_ns = kShort_ns;; deadline_ns *= 4, ++again) {
     std::vector<End> ends = Launch(shape, banks, lane, deadline_ns).run(victim, point, false);
     if (all_well(ends, victim, false) || deadline_ns * 4 > kLong_ns) return ends;
   }
@@ -258,11 +258,12 @@ int main(int argc, char** argv) {
   int faults = 0;
   int readers = 0;
   int waited = 0;
+  int again = 0;
   for (int victim = 0; victim < static_cast<int>(whole.size()); ++victim) {
     const End& end = whole[static_cast<size_t>(victim)];
     if (end.how != Ended::Finished) return std::printf("%s\n", end.text.c_str()), 1;
     for (int point = offset; point < end.points; point += every, ++faults) {
-      const auto ends = stopped(shape, banks, lane, victim, point, abort);
+      const auto ends = stopped(shape, banks, lane, victim, point, abort, again);
       readers += ends[static_cast<size_t>(victim)].last == Point::ReadIn;
       for (const End& other : ends)
         waited += other.how == Ended::Aborted || other.how == Ended::Deadline;
@@ -273,6 +274,8 @@ int main(int argc, char** argv) {
       return 1;
     }
   }
-  std::printf("%d faults, %d where IN is read, %d waits ended by them\n", faults, readers, waited);
-  return 0;
+  std::printf("%d faults, %d where IN is read, %d waits ended by them, %d tried again\n", faults,
+              readers, waited, again);
+  // A machine is late now and then; what fails more often than that is no accident.
+  return again > 3 + faults / 20;
 }
