@@ -34,9 +34,10 @@ def _run(command: str, module: str) -> int:
         # Here, as loading the modules is most of what a short command does.
         return int(import_module(module).main())
     except KeyboardInterrupt:
-        print(f"{command}: interrupted", file=sys.stderr)
-        return _EXIT_INTERRUPTED
+        pass
     finally:
-        # All is said and closed: what is left is the interpreter's own end, which would take
-        # a late Ctrl-C for the death of the command.
+        # All is closed: what is left is a line and the interpreter's own end, which would take a
+        # late Ctrl-C for the death of the command.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"{command}: interrupted", file=sys.stderr)
+    return _EXIT_INTERRUPTED

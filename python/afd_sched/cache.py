@@ -68,10 +68,6 @@ class CacheManager:
         pages = self._table[slots, :most]
         return np.repeat(slots, counts), pages[np.arange(most) < counts[:, None]]
 
-    def pages_of(self, slot: int, first: int, end: int) -> I32:
-        """A view of some of one slot's pages."""
-        return self._table[slot, first:end]
-
     def share(self, slot: int, pages: bytes) -> None:
         """The first pages (int32 bytes) of an empty slot are others' too; who they belong to is not
         kept here."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,13 @@ from afd_sched.req import Req
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+T = TypeVar("T")
 _NOBODY: I64 = np.zeros(0, np.int64)
+
+
+def _take(deltas: dict[int, T], ranks: Container[int]) -> dict[int, T]:
+    """Takes out what is for ``ranks``."""
+    return {rank: deltas.pop(rank) for rank in [*deltas] if rank in ranks}
 
 
 class PlanDeltas:
@@ -81,9 +88,12 @@ class PlanDeltas:
         ``extended``: slots that run prompt tokens, in order of rank, and how many."""
         plans = dict.fromkeys(ranks, StepPlan(step=step, lanes=lanes))
         # Mostly all of them, but for ranks that have nothing to run.
-        retired = {r: self._retired.pop(r) for r in [*self._retired] if r in plans}
-        admitted = {r: self._admitted.pop(r) for r in [*self._admitted] if r in plans}
-        grown, first = self._take_grown(plans), self._first_pages(admitted)
+        retired = _take(self._retired, plans)
+        admitted = _take(self._admitted, plans)
+        grown, first = _take(self._grown, plans), self._first_pages(admitted)
+        growing = self._growing
+        untold = [*self._grown]
+        self._growing = growing[np.isin(growing // self._slots, untold)] if untold else _NOBODY
         extend = self._by_rank(*extended)
         for rank in {**grown, **retired, **admitted, **extend}:
             plans[rank] = StepPlan(
@@ -95,14 +105,6 @@ class PlanDeltas:
                 extend.get(rank, b""),
             )
         return plans
-
-    def _take_grown(self, plans: dict[int, StepPlan]) -> dict[int, bytes]:
-        if self._grown.keys() <= plans.keys():
-            grown, self._grown, self._growing = self._grown, {}, _NOBODY
-            return grown
-        grown = {r: self._grown.pop(r) for r in [*self._grown] if r in plans}
-        self._growing = self._growing[np.isin(self._growing // self._slots, [*self._grown])]
-        return grown
 
     def _first_pages(self, admitted: dict[int, dict[int, Admit]]) -> dict[int, bytes]:
         """All pages of newly announced slots, by rank."""

@@ -171,9 +171,7 @@ class Harness:
             assert len(set(free)) == len(free)
             in_use = sorted([*resident, *leaving, *free])
             assert in_use == ([] if rank in self.lost else list(mine))
-            held = [
-                page for slot in mine for page in cache.pages_of(slot, 0, cache.held[slot]).tolist()
-            ]
+            held = cache.held_pages(np.array(mine))[1].tolist()
             for left in residents._left:
                 owners = np.repeat(left.slots // slots, left.counts)
                 held += left.pages[owners == rank].tolist()
